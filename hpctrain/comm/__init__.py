@@ -1,0 +1,1 @@
+"""How ranks talk: MPI, and the buffers it moves. May import plan; knows nothing of models or of training."""

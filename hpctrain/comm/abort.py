@@ -1,0 +1,99 @@
+"""One rank's end is everybody's end.
+
+An exception that leaves one rank would let the others wait for it for ever. So whatever gets out of a run on any rank, also
+SystemExit and an import that fails, prints that rank's traceback and ends the whole job at once. An end that all ranks agreed on
+is different: they meet first, politely, and the launcher gets the agreed exit code.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+
+from hpctrain.comm.progress import Backoff
+
+GRACE_SECONDS = 10  # how long a rank waits for the launcher to end it
+
+
+@contextmanager
+def abort_on_error():
+    """Everything inside either returns, or ends the job. Covers helper threads too."""
+    threading.excepthook = lambda failure: _abort_job(failure.exc_value)
+    try:
+        yield
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: others would wait for this rank
+        _abort_job(error)
+
+
+def leave(code: int) -> None:
+    """Ends this process with `code`, which all ranks agreed on. Collective over the world; does not return."""
+    _flush()
+    world = _world()
+    if world is not None:
+        _meet(world)
+        if code and world.size > 1:
+            _end_world(world, code)
+        from mpi4py import MPI
+
+        MPI.Finalize()
+    alive = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+    if alive:
+        print(f"left without waiting for threads: {', '.join(alive)}", file=sys.stderr)
+    _flush()
+    os._exit(code)
+
+
+def _abort_job(error: BaseException) -> None:
+    code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
+    if isinstance(error, KeyboardInterrupt):
+        code = 130
+    traceback.print_exception(error, file=sys.stderr)
+    _flush()
+    time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
+    world = _world()
+    if world is not None:
+        world.Abort(code)
+    _abort_before_mpi(code)
+    os._exit(code)
+
+
+def _abort_before_mpi(code: int) -> None:
+    """A rank that ends before MPI_Init leaves the others in it: hydra, for one, does not notice. PMI-1 has a word for it."""
+    if "PMI_FD" in os.environ:
+        try:
+            os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
+        except (OSError, ValueError):
+            return
+        time.sleep(GRACE_SECONDS)
+
+
+def _world():
+    """The world communicator where MPI runs, else None."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return None
+    return module.COMM_WORLD
+
+
+def _meet(world) -> None:
+    request, backoff = world.Ibarrier(), Backoff()
+    while not request.Test():
+        backoff.pause()
+
+
+def _end_world(world, code: int) -> None:
+    """A non-zero code of one rank makes launchers kill the others and report whichever died first; abort gives just this one."""
+    if world.rank == 0:
+        world.Abort(code)
+    time.sleep(GRACE_SECONDS)
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

@@ -1,0 +1,139 @@
+"""The memory that MPI moves and the array library that adds: the one place that knows of either.
+
+An array comes in as it is (NumPy, or a torch tensor on the CPU) and is seen as a flat `Buffer` on the same memory. Sums are
+made by the array library, never by MPI: the order is ours, and 16-bit floats are right (MPI has no type for bfloat16).
+float16 and bfloat16 are summed in float32, partial sums travel as float32, and each sum is rounded once, at its owner.
+torch is imported only when one of its tensors arrives.
+"""
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels want; alignment can change the last bit of a product
+SUMMABLE_KINDS = "iufc"
+
+
+def allocate(nbytes: int) -> np.ndarray:
+    """`nbytes` of uninitialised memory as uint8, aligned to 64 bytes. NumPy asks for huge pages from 4 MiB up."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    offset = -memory.ctypes.data % ALIGNMENT
+    return memory[offset : offset + nbytes]
+
+
+class Buffer:
+    """A contiguous array as flat memory. Indices count elements."""
+
+    def __init__(self, values: np.ndarray, dtype: str | None = None):
+        self.values = np.asarray(values).reshape(-1)  # a matrix or a record array would not become flat
+        self.dtype = dtype or values.dtype.str.lstrip("<|=")
+        self.itemsize = values.dtype.itemsize
+        self._bytes = self.values.view(np.uint8) if self.values.size else np.empty(0, np.uint8)
+
+    def __len__(self):
+        return self.values.size
+
+    @property
+    def partial(self) -> np.dtype:
+        """In which dtype partial sums are kept."""
+        return self.values.dtype
+
+    def message(self, start: int, stop: int) -> np.ndarray:
+        """Elements [start, stop) as the bytes that MPI sends or fills."""
+        return self._bytes[start * self.itemsize : stop * self.itemsize]
+
+    def check_summable(self) -> None:
+        if self.values.dtype.kind not in SUMMABLE_KINDS:
+            raise ValueError(f"a sum of {self.dtype} has no meaning; give integers, floats or complex numbers")
+
+    def partials(self) -> "Buffer":
+        """Where the partial sums are: this memory itself, unless they need a wider dtype."""
+        return self
+
+    def add(self, start: int, received: np.ndarray) -> None:
+        """Adds `received` (in ring order: the travelling sum first) to the elements from `start` on; integers wrap."""
+        own = self.values[start : start + received.size]
+        with np.errstate(all="ignore"):
+            np.add(received, own, out=own)
+
+    def finish(self, start: int, stop: int, partials: "Buffer") -> None:
+        """Takes over the finished sums [start, stop); nothing to do where they are made in place."""
+
+
+class HalfBuffer(Buffer):
+    """float16: summed in float32, rounded once."""
+
+    @property
+    def partial(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    def partials(self) -> Buffer:
+        wide = Buffer(allocate(4 * len(self)).view(np.float32))
+        self._widen_into(wide.values)
+        return wide
+
+    def _widen_into(self, wide: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            wide[:] = self.values
+
+    def finish(self, start: int, stop: int, partials: Buffer) -> None:
+        with np.errstate(all="ignore"):
+            self.values[start:stop] = partials.values[start:stop]
+
+
+class BFloat16Buffer(HalfBuffer):
+    """A torch bfloat16 tensor: NumPy has no such dtype, so torch converts and NumPy sees 16-bit patterns."""
+
+    def __init__(self, tensor):
+        import torch
+
+        self._torch = torch
+        self._tensor = tensor.reshape(-1)
+        super().__init__(self._tensor.view(torch.int16).numpy(), "bfloat16")
+
+    def check_summable(self) -> None:
+        pass
+
+    def _widen_into(self, wide: np.ndarray) -> None:
+        self._torch.from_numpy(wide).copy_(self._tensor)
+
+    def finish(self, start: int, stop: int, partials: Buffer) -> None:
+        self._tensor[start:stop].copy_(self._torch.from_numpy(partials.values[start:stop]))
+
+
+def as_buffer(array) -> Buffer:
+    """Sees `array` as flat memory, without a copy; raises ValueError for what cannot be used in place."""
+    kind = type(array).__module__.partition(".")[0]
+    if kind == "torch" or hasattr(array, "requires_grad"):
+        return _of_tensor(array)
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"expected a NumPy array or a torch tensor, got {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValueError("a masked array cannot travel, its mask would be lost; pass numpy.ma.filled(array, 0)")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"array of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(array)")
+    if not array.flags.writeable:
+        raise ValueError(f"array of shape {array.shape} is read-only; pass a copy")
+    if array.dtype.hasobject or array.dtype.kind not in SUMMABLE_KINDS + "bVSUmM":
+        raise ValueError(f"arrays of {array.dtype} cannot travel; give numbers or bytes")
+    if array.dtype.kind == "f" and array.itemsize == 2:
+        return HalfBuffer(array)
+    return Buffer(array)
+
+
+def _of_tensor(tensor) -> Buffer:
+    import torch
+
+    if tensor.layout != torch.strided:
+        raise ValueError(f"a {tensor.layout} tensor cannot travel; pass tensor.to_dense()")
+    if not tensor.is_contiguous():
+        raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("a conjugate or negative view cannot travel; pass tensor.resolve_conj().resolve_neg()")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"a tensor on {tensor.device} cannot travel; pass tensor.cpu()")
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return BFloat16Buffer(tensor)
+    try:
+        return as_buffer(tensor.numpy())
+    except TypeError:
+        raise ValueError(f"a tensor of {tensor.dtype} cannot travel; convert it to a dtype that NumPy knows") from None

@@ -1,0 +1,80 @@
+"""How a rank waits.
+
+MPI's blocking calls spin. Where ranks outnumber cores, seven spinning ranks slow the one that computes four times and more, so
+no such call is made inside a run: everything is non-blocking, and whoever has to wait polls, spins a little, yields, then sleeps
+for a share of the time already waited. A short wait stays short, a long one costs next to nothing.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+NUM_SPINS = 20  # polls without a pause: a message on its way between two running ranks
+NUM_YIELDS = 20  # polls after giving the core to whoever wants it
+SLEEP_SHARE = 0.05  # a sleep lasts at most this share of the wait so far, so waking late costs at most as much
+SHORTEST_SLEEP, LONGEST_SLEEP = 1e-5, 5e-3  # seconds
+
+
+class Operation(Protocol):
+    """Something under way: a collective, a message, an answer that is due."""
+
+    def poll(self) -> bool:
+        """Moves on what can be moved without waiting; True when all is done."""
+
+
+class Backoff:
+    """The pauses of one wait."""
+
+    def __init__(self):
+        self._polls = 0
+        self._began = time.monotonic()
+
+    def pause(self) -> None:
+        self._polls += 1
+        if self._polls <= NUM_SPINS:
+            return
+        if self._polls <= NUM_SPINS + NUM_YIELDS:
+            os.sched_yield()
+            return
+        waited = time.monotonic() - self._began
+        time.sleep(min(max(SLEEP_SHARE * waited, SHORTEST_SLEEP), LONGEST_SLEEP))
+
+
+class Progress:
+    """Everything that is under way on this rank. While the rank waits for one thing, all the others move on."""
+
+    def __init__(self):
+        self._active: list[Operation] = []
+
+    def add(self, operation: Operation) -> None:
+        if operation not in self._active:
+            self._active.append(operation)
+
+    def remove(self, operation: Operation) -> None:
+        """Forgets it, done or not."""
+        if operation in self._active:
+            self._active.remove(operation)
+
+    def poll(self) -> None:
+        """Polls each operation once and forgets those that are done."""
+        for operation in list(self._active):
+            if operation.poll():
+                self.remove(operation)
+
+    def wait(self, poll: Callable[[], bool]) -> None:
+        """Returns when `poll()` is True. Raises what an operation under way raises."""
+        backoff = Backoff()
+        while not poll():
+            self.poll()
+            backoff.pause()
+        self.poll()
+
+
+def take_back(receives) -> None:
+    """Cancels posted receives; returns when MPI no longer holds their memory."""
+    for request in receives:
+        request.Cancel()
+    backoff = Backoff()
+    while not all([request.Test() for request in receives]):
+        backoff.pause()
