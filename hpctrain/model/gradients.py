@@ -1,0 +1,133 @@
+"""All gradients of a stage in one flat arena.
+
+The arena is cut into buckets before the first step, in reverse layer order: the backward fills the last layers first, and as
+soon as a bucket is full its sum over the replicas can begin to move, while earlier layers still compute. Every `parameter.grad`
+is a view of the arena, zeroed instead of replaced, so nothing is packed or copied. A hook that finds a gradient cut off (somebody
+called zero_grad(), which sets it to None) copies it in and attaches the view again.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+ALIGNMENT = 64  # bytes, for each parameter's gradient
+
+
+class Bucket:
+    """Consecutive gradients of one dtype that travel together: `flat` is their part of the arena, padding included."""
+
+    def __init__(self, names: list[str], flat: torch.Tensor):
+        self.names = names
+        self.flat = flat
+
+
+class FlatGradients:
+    """Gradients of `parameters` (by name, in layer order), those that require none left out.
+
+    `allocate(nbytes)` gives the arena as a writable uint8 array. A bucket is closed when it holds `bucket_bytes` or more; a larger
+    parameter is a bucket of its own. `on_ready(bucket number)` is called during an armed backward, in ascending order.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, bucket_bytes: int):
+        self.parameters = {name: p for name, p in reversed(parameters.items()) if p.requires_grad}
+        self.touched = dict.fromkeys(self.parameters, False)
+        self.buckets: list[Bucket] = []
+        self.views: dict[str, torch.Tensor] = {}
+        self.on_ready: Callable[[int], None] | None = None
+        self._allocate_views(_cut(self.parameters, bucket_bytes), allocate)
+        self._bucket_of = {name: i for i, bucket in enumerate(self.buckets) for name in bucket.names}
+        self._missing: list[set[str]] = []
+        self._num_ready = 0
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(name)) for name, parameter in self.parameters.items()
+        ]
+        self.zero()
+
+    def _allocate_views(self, groups: list[list[str]], allocate: Callable) -> None:
+        sizes = [sum(_padded(self.parameters[name]) for name in names) for names in groups]
+        self._arena = torch.from_numpy(allocate(sum(sizes)))
+        offset = 0
+        for names, size in zip(groups, sizes):
+            dtype = self.parameters[names[0]].dtype
+            self.buckets.append(Bucket(names, self._arena[offset : offset + size].view(dtype)))
+            for name in names:
+                parameter = self.parameters[name]
+                raw = self._arena[offset : offset + parameter.nbytes]
+                self.views[name] = raw.view(dtype).view(parameter.shape)
+                offset += _padded(parameter)
+
+    def zero(self) -> None:
+        """Begins a step: all gradients zero and attached, no parameter touched."""
+        self._arena.zero_()
+        self.touched = dict.fromkeys(self.parameters, False)
+        self._missing, self._num_ready = [], len(self.buckets)
+        self.attach(self.parameters)
+
+    def attach(self, names) -> None:
+        """Makes `grad` of the parameters named the view of the arena, and None of all others."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = self.views[name] if name in names else None
+
+    def arm(self) -> None:
+        """The next backward is the last of the step: report each bucket that is complete."""
+        self._missing = [set(bucket.names) for bucket in self.buckets]
+        self._num_ready = 0
+
+    def flush(self) -> None:
+        """Reports the buckets that no backward completed: their parameters were not used, their gradient is zero."""
+        if self._num_ready == len(self.buckets) and not self._missing:
+            self.arm()
+        while self._num_ready < len(self.buckets):
+            self._report()
+
+    def scale(self, factor: float) -> None:
+        for bucket in self.buckets:
+            bucket.flat.mul_(factor)
+
+    def not_finite(self, bucket: Bucket) -> str | None:
+        """Name of the first parameter of the bucket whose gradient holds NaN or infinity, or None."""
+        if torch.isfinite(bucket.flat.sum()):
+            return None  # a sum is one pass over memory, and nothing that is not finite gets lost in it
+        return next((name for name in bucket.names if not torch.isfinite(self.views[name]).all()), None)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, name: str) -> Callable:
+        def hook(parameter: nn.Parameter) -> None:
+            view = self.views[name]
+            if parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+                parameter.grad = view
+            self.touched[name] = True
+            if self._missing:
+                self._missing[self._bucket_of[name]].discard(name)
+                while self._num_ready < len(self.buckets) and not self._missing[self._num_ready]:
+                    self._report()
+
+        return hook
+
+    def _report(self) -> None:
+        number = self._num_ready
+        self._num_ready += 1
+        if self.on_ready is not None:
+            self.on_ready(number)
+
+
+def _padded(parameter: nn.Parameter) -> int:
+    return -(-parameter.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _cut(parameters: Mapping[str, nn.Parameter], bucket_bytes: int) -> list[list[str]]:
+    """Names by bucket: consecutive, of one dtype, closed when `bucket_bytes` are reached."""
+    groups: list[list[str]] = []
+    size, dtype = 0, None
+    for name, parameter in parameters.items():
+        if not groups or size >= bucket_bytes or parameter.dtype != dtype:
+            groups.append([])
+            size, dtype = 0, parameter.dtype
+        groups[-1].append(name)
+        size += _padded(parameter)
+    return groups

@@ -1,0 +1,34 @@
+"""Weights by global name: their fingerprint and their file."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+
+def fingerprints(parameters: Mapping[str, torch.Tensor]) -> list[str]:
+    """A line a tensor, in name order: name, dtype, shape, sha256 of its little-endian bytes."""
+    lines = []
+    for name, tensor in sorted(parameters.items()):
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        lines.append(f"{name} {dtype} {list(tensor.shape)} {hashlib.sha256(data).hexdigest()}")
+    return lines
+
+
+def combined(lines: list[str]) -> str:
+    """One sha256 over fingerprint lines, whoever owned the tensors."""
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def save_weights(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Writes a safetensors file under a temporary name, flushes it, then gives it its own: it is whole or not there."""
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(path.name + ".part")
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    temporary.rename(path)
