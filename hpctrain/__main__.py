@@ -1,0 +1,64 @@
+"""`python -m hpctrain`: starts MPI where a launcher announced it, before anything heavy, then runs the command under a guard.
+
+The order matters: a rank that fails before MPI_Init leaves the others waiting in it, so nothing that can fail comes first.
+"""
+
+import os
+import sys
+import time
+
+from hpctrain.comm import environment
+from hpctrain.comm.abort import abort_on_error, leave
+
+ANSWERS = ("-h", "--help", "--version")  # need no MPI, and one rank to answer
+
+
+def main() -> None:
+    with abort_on_error():
+        argv = sys.argv[1:]
+        code = answer(argv) if any(word in ANSWERS for word in argv) else run(argv)
+    leave(code)
+
+
+def answer(argv: list[str]) -> int:
+    """Help or version, printed by one rank, without MPI."""
+    from hpctrain import cli
+
+    if environment.announced(os.environ).rank in (None, 0):
+        cli.answer(argv)
+    return 0
+
+
+def run(argv: list[str]) -> int:
+    from hpctrain import cli
+
+    try:
+        comm = start_mpi() if environment.wants_mpi(os.environ) else None
+    except ValueError as error:
+        return refuse(str(error))
+    return cli.main(argv, comm)
+
+
+def start_mpi():
+    """The world communicator. Raises ValueError where it is not the world that the launcher announced."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f'cannot start MPI: {error}; pip install "hpctrain[mpi]", or HPCTRAIN_MPI=0 to run alone') from None
+    environment.check_world(environment.announced(os.environ), MPI.COMM_WORLD.size, MPI.Get_library_version())
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
+        print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)
+    return MPI.COMM_WORLD
+
+
+def refuse(message: str) -> int:
+    """One line from the rank that the launcher calls 0; the others leave a moment later, so that it gets out."""
+    if environment.announced(os.environ).rank in (None, 0):
+        print(f"hpctrain: {message}", file=sys.stderr)
+    else:
+        time.sleep(1)
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training: joins plan, comm, model and tasks."""

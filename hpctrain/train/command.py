@@ -1,0 +1,76 @@
+"""The `train` command up to the point where torch is needed: read, check, agree, lay out, make the run folder."""
+
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from hpctrain.comm.environment import cores_available
+from hpctrain.comm.mesh import Mesh
+from hpctrain.config import Config, UsageError, parse, to_toml
+from hpctrain.report.streams import PrefixedStream
+from hpctrain.tasks.protocol import check_options
+
+
+def run(argv: list[str], comm) -> int:
+    """Trains; returns the exit code that all ranks agree on. Collective."""
+    mesh = Mesh(comm)
+    if mesh.world.size > 1:
+        sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
+    plan = mesh.world.broadcast_json(prepare(argv, mesh.world.size) if mesh.rank == 0 else None)
+    if "usage" in plan:
+        if mesh.rank == 0:
+            print(f"hpctrain: {plan['usage']}", file=sys.stderr)
+        mesh.close()
+        return 2
+    config, folder = with_threads(Config(**plan["config"]), mesh), Path(plan["folder"])
+    if isinstance(sys.stderr, PrefixedStream):
+        sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
+    if mesh.rank == 0:
+        layout = f"# {mesh.world.size} ranks: {mesh.grid.num_stages} stage x {mesh.grid.num_replicas} replicas\n"
+        (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
+    from hpctrain.train.run import train  # torch comes in here, after MPI and after every mistake that needs neither
+
+    code = train(config, folder, mesh)
+    mesh.close()
+    return code
+
+
+def prepare(argv: list[str], num_ranks: int) -> dict:
+    """On rank 0: the configuration and the run's folder, or under `usage` what is wrong with what was asked for."""
+    try:
+        config, given = parse(argv)
+        check_options(config.task, config.task_option, config.data)
+        folder = make_run_folder(config)
+    except ValueError as error:
+        return {"usage": str(error)}
+    for note in config.notes(given):
+        print(f"note: {note}", file=sys.stderr)
+    return {"config": asdict(replace(config, run_dir=str(folder))), "folder": str(folder)}
+
+
+def make_run_folder(config: Config) -> Path:
+    """A new folder: `--run-dir`, or runs/TASK-TIME (in a Slurm job runs/TASK-JOB). Never one that exists."""
+    wanted = config.run_dir or f"runs/{config.task}-{os.environ.get('SLURM_JOB_ID') or time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = [Path(wanted)] + ([] if config.run_dir else [Path(f"{wanted}-{i}") for i in range(2, 100)])
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True)
+            return folder.absolute()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"--run-dir {folder}: {error.strerror}") from None
+    raise UsageError(f"--run-dir {wanted}: exists already; name a new folder")
+
+
+def with_threads(config: Config, mesh: Mesh) -> Config:
+    """Settles --threads, the same on all ranks, and tells the arithmetic libraries before they are loaded."""
+    hosts = mesh.world.all_gather_json([socket.gethostname(), cores_available()])
+    if config.threads is None:
+        names = [name for name, _ in hosts]
+        config = replace(config, threads=min(max(1, cores // names.count(name)) for name, cores in hosts))
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
+    return config

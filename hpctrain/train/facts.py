@@ -1,0 +1,67 @@
+"""Where and with what a run was made: read from the process and its files, so that nothing is started after MPI is."""
+
+import platform
+import resource
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import hpctrain
+from hpctrain.comm.mesh import Mesh
+
+
+def environment(mesh: Mesh, threads: int, data_sha256: str) -> dict:
+    """The summary's `environment`. Collective."""
+    hosts = mesh.world.all_gather_json(socket.gethostname())
+    return {
+        "hpctrain": hpctrain.__version__,
+        "git": git_commit(Path(hpctrain.__file__).parent.parent),
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in ("torch", "numpy", "mpi4py")},
+        "mpi": mpi_library() if mesh.world.comm is not None else None,
+        "hosts": sorted(set(hosts)),
+        "cpu": cpu_name(),
+        "threads": threads,
+        "data_sha256": data_sha256,
+    }
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def mpi_library() -> str:
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().splitlines()[0].strip("\0 ")
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def git_commit(root: Path) -> str | None:
+    """The commit that is checked out in `root`, by reading its files; None where it is no checkout."""
+    try:
+        head = (root / ".git" / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        reference = root / ".git" / head.removeprefix("ref: ")
+        if reference.exists():
+            return reference.read_text().strip()
+        packed = (root / ".git" / "packed-refs").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in packed if line.endswith(head.removeprefix("ref: "))), None)

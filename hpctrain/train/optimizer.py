@@ -1,0 +1,12 @@
+"""The optimizers by name: torch's own, so that a run equals a plain torch loop."""
+
+import torch
+
+
+def build_optimizer(name: str, parameters, lr: float, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+    """`momentum` is used by the optimizer of that name only. A parameter whose grad is None is left alone, state included."""
+    parameters = list(parameters)
+    if name == "momentum":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[name](parameters, lr=lr, weight_decay=weight_decay)

@@ -1,0 +1,34 @@
+"""Ranks start equal, and are found to be equal at the end.
+
+Layers are built from seeds, so replicas should agree anyway; a user's layer may draw from somewhere else. So rank 0's
+parameters, buffers and frozen tensors replace everybody's before step 1.
+"""
+
+import torch
+
+from hpctrain.comm.group import Group
+from hpctrain.model.stage import Stage
+from hpctrain.train.errors import AgreedError
+
+
+def start_equal(stage: Stage, replicas: Group) -> None:
+    """Gives all replicas the tensors of the first one. Raises AgreedError where they built different models. Collective."""
+    tensors = {**stage.named_parameters(), **stage.named_buffers()}
+    described = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    raise_where_different(replicas, described, "built another model")
+    with torch.no_grad():
+        for tensor in tensors.values():
+            same = tensor.contiguous()
+            replicas.broadcast(same)
+            if same is not tensor:
+                tensor.copy_(same)
+
+
+def raise_where_different(replicas: Group, lines: list[str], fault: str) -> None:
+    """Raises AgreedError on all ranks, with the first line in which a replica differs from the first one. Collective."""
+    everybody = replicas.all_gather_json(lines)
+    for rank, theirs in enumerate(everybody):
+        if theirs != everybody[0]:
+            pairs = zip(everybody[0] + ["nothing more"], theirs + ["nothing more"])
+            first = next(f"{a!r} on replica 0, {b!r} on replica {rank}" for a, b in pairs if a != b)
+            raise AgreedError(f"replica {rank} {fault}: {first}")

@@ -1,0 +1,90 @@
+"""The first law: every layout equals one process with the same global batch.
+
+20 steps in float64: losses to 1e-10 relative, weights to 1e-10 * max(1, max|b|) a tensor, 1e-8 for adagrad. All layouts run on
+parts of one launch's world.
+"""
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from hpctrain.tasks.protocol import build_task
+from tests.train.toys import Masked, Unused, WithFrozen, run
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
+TASKS = {
+    "masked": Masked(),
+    "unused": Unused(),
+    "frozen": WithFrozen(),
+    "text": build_task("text", {"layers": "1", "width": "16", "heads": "2", "context": "8"}, None),
+}
+LEARNING_RATES = {"sgd": 0.5, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "adagrad": 0.1}
+
+
+@lru_cache(maxsize=None)
+def reference(task: str, optimizer: str, batch_size: int):
+    """One process, one micro-batch."""
+    losses, weights, _ = run(TASKS[task], **settings(optimizer, batch_size))
+    return losses, weights
+
+
+def settings(optimizer: str, batch_size: int) -> dict:
+    return {
+        "optimizer": optimizer,
+        "global_batch_size": batch_size,
+        "lr": LEARNING_RATES[optimizer],
+        "weight_decay": 0.01,
+    }
+
+
+def assert_equal_to_reference(losses, weights, task, optimizer, batch_size):
+    expected_losses, expected = reference(task, optimizer, batch_size)
+    tolerance = 1e-8 if optimizer == "adagrad" else 1e-10
+    assert losses == pytest.approx(expected_losses, rel=1e-10, abs=0)
+    for name, weight in expected.items():
+        error = (weights[name] - weight).abs().max()
+        assert error <= tolerance * max(1.0, float(weight.abs().max())), f"{name}: {error}"
+
+
+def part_of(comm, num_ranks: int):
+    """The first `num_ranks` ranks of `comm`; None on the others."""
+    part = comm.Split(0 if comm.rank < num_ranks else 1, comm.rank)
+    if comm.rank < num_ranks:
+        return part
+    part.Free()
+    return None
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("replicas", range(1, 9))
+def test_every_number_of_replicas_equals_one_process(comm, replicas, optimizer):
+    if replicas > comm.size:
+        pytest.skip(f"needs {replicas} ranks")
+    part = part_of(comm, replicas)
+    if part is None:
+        return
+    for task, batch_size, microbatches in (("masked", 24, 1), ("masked", 13, 3), ("text", 7, 1), ("unused", 10, 2)):
+        losses, weights, _ = run(TASKS[task], part, num_microbatches=microbatches, **settings(optimizer, batch_size))
+        assert_equal_to_reference(losses, weights, task, optimizer, batch_size)
+    part.Free()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("microbatches", (1, 2, 5, 8))
+@pytest.mark.parametrize("task", TASKS)
+def test_every_number_of_micro_batches_equals_one(comm, task, microbatches):
+    """Also more pieces than rows: 8 micro-batches of every replica share 11 rows."""
+    losses, weights, _ = run(TASKS[task], comm, num_microbatches=microbatches, **settings("adam", 11))
+    assert_equal_to_reference(losses, weights, task, "adam", 11)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_all_replicas_hold_the_same_bits_and_twice_gives_them_again(comm):
+    runs = [run(Masked(), comm, precision="float32", **settings("adamw", 13))[1] for _ in range(2)]
+    for name, weight in runs[0].items():
+        assert torch.equal(weight, runs[1][name]), name
+        first = weight.clone()
+        comm.Bcast(first.numpy(), 0)
+        assert torch.equal(first, weight), name

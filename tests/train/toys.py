@@ -1,0 +1,103 @@
+"""Small tasks with everything that can go wrong in them: masks, unused parameters, frozen layers, dropout, NaN."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hpctrain.comm.mesh import Mesh
+from hpctrain.config import Config
+from hpctrain.train.build import build_executor
+from hpctrain.train.trainer import Trainer
+
+NUM_ROWS, WIDTH, CLASSES = 37, 6, 4
+
+
+@dataclass
+class Masked:
+    """Classification of sequences of 3 items of which 0 to 3 count: rows weigh unequally, some weigh nothing."""
+
+    dropout: float = 0.0
+    name = "masked"
+
+    def layers(self):
+        return [
+            lambda: nn.Linear(WIDTH, 8, bias=False),
+            lambda: nn.Sequential(nn.LayerNorm(8), nn.GELU(), nn.Dropout(self.dropout)),
+            lambda: nn.Linear(8, CLASSES),
+        ]
+
+    def loss(self, outputs, targets):
+        counted = int((targets >= 0).sum())
+        return cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum"), counted
+
+    def metric(self, outputs, targets):
+        total, items = self.loss(outputs, targets)
+        return {"loss": (float(total), items), "rows": (float(len(targets)), 1)}
+
+    def dataset(self, split):
+        generator = torch.Generator().manual_seed(7 if split == "train" else 8)
+        inputs = torch.randn(NUM_ROWS, 3, WIDTH, generator=generator, dtype=torch.float64)
+        targets = torch.randint(-1, CLASSES, (NUM_ROWS, 3), generator=generator)
+        targets[::5] = -1
+        return list(zip(inputs, targets))
+
+
+class Branching(nn.Module):
+    """`sometimes` is used by rows whose first value is positive, `never` by none."""
+
+    def __init__(self):
+        super().__init__()
+        self.always = nn.Linear(WIDTH, WIDTH)
+        self.sometimes = nn.Linear(WIDTH, WIDTH)
+        self.never = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        chosen = x[:, 0, 0] > 1.0
+        x = self.always(x)
+        if chosen.any():
+            x = x + chosen[:, None, None] * self.sometimes(x)
+        return x
+
+
+@dataclass
+class Unused(Masked):
+    """A model of which parts are used on some ranks only, and parts never."""
+
+    def layers(self):
+        return [Branching] + super().layers()
+
+
+class Frozen(nn.Module):
+    """A frozen random projection, a buffer, and a trained scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Linear(WIDTH, WIDTH)
+        self.projection.requires_grad_(False)
+        self.register_buffer("shift", torch.randn(WIDTH))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.projection(x) * self.scale + self.shift.to(x.dtype)
+
+
+@dataclass
+class WithFrozen(Masked):
+    def layers(self):
+        return [Frozen] + super().layers()
+
+
+def run(task, comm=None, **settings):
+    """Trains `task` on all ranks of `comm`; returns losses by step, weights by name, and the executor."""
+    settings = {"steps": 20, "precision": "float64", "lr": 0.05, "bucket_bytes": 200, **settings}
+    config = Config(**settings)
+    lines = []
+    mesh = Mesh(comm)
+    executor = build_executor(config, task, mesh)
+    trainer = Trainer(config, executor, mesh, lines.append)
+    trainer.train()
+    mesh.close()
+    weights = {name: p.detach().clone() for name, p in executor.stage.named_parameters().items()}
+    return [line["loss"] for line in lines], weights, executor
