@@ -1,0 +1,51 @@
+"""metrics.jsonl: one JSON object a line, so that a run which was killed leaves all its steps but the one in writing.
+
+JSON has no NaN and no infinity, and readers in other languages refuse them; they are written as null.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+class MetricsFile:
+    """Appends to `path`, each line flushed. What a killed run left of an unfinished line is cut off first."""
+
+    def __init__(self, path: str | Path):
+        self._file = Path(path).open("ab")  # noqa: SIM115 - open for as long as the run lasts
+        _cut_unfinished_line(self._file, Path(path))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Adds one object; its values are what JSON has: numbers, text, bool, None, and lists and dicts of these."""
+        self._file.write((json.dumps(finite(line), allow_nan=False) + "\n").encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a metrics file in order, without an unfinished last line. ValueError names file and line."""
+    *lines, _ = Path(path).read_bytes().split(b"\n")
+    objects = []
+    for number, line in enumerate(lines, 1):
+        try:
+            objects.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+    return objects
+
+
+def finite(value: Any) -> Any:
+    """`value` with None in place of NaN and infinity, in lists and dicts too."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut_unfinished_line(file, path: Path) -> None:
+    content = path.read_bytes()
+    file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,116 @@
+"""The console: one living line on a terminal, few whole lines elsewhere, and Rich only where something is drawn."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.report.console import Progress, print_closing
+
+
+class Stream(io.StringIO):
+    """Counts flushes; a terminal or not."""
+
+    def __init__(self, terminal: bool):
+        super().__init__()
+        self.terminal, self.num_flushes = terminal, 0
+
+    def isatty(self):
+        return self.terminal
+
+    def flush(self):
+        self.num_flushes += 1
+
+
+def line(step, loss=1.5):
+    return {"step": step, "loss": loss, "seconds": 0.5, "rows_per_second": 64.0}
+
+
+def shown(num_steps, terminal=False) -> Stream:
+    stream = Stream(terminal)
+    progress = Progress(num_steps, stream)
+    for step in range(1, num_steps + 1):
+        progress.update(line(step))
+    progress.close()
+    return stream
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 19, 20, 21, 39, 200, 1234])
+def test_without_a_terminal_few_lines_the_first_and_the_last_step_among_them(num_steps):
+    stream = shown(num_steps)
+    lines = stream.getvalue().splitlines()
+    steps = [int(re.match(rf"step +(\d+)/{num_steps} ", each)[1]) for each in lines]
+    assert len(lines) <= 21 and steps == sorted(set(steps))
+    assert steps[0] == 1 and steps[-1] == num_steps
+    assert len(lines) >= min(num_steps, 20)
+    assert stream.num_flushes >= len(lines)
+    assert "\x1b" not in stream.getvalue() and "\r" not in stream.getvalue()
+
+
+def test_a_line_says_step_loss_speed_and_time_left():
+    stream = Stream(False)
+    progress = Progress(10_000, stream)
+    progress.update(line(1, 5.54321))
+    assert stream.getvalue() == "step     1/10000  loss 5.5432  64.0 rows/s  1:23:20 left\n"
+
+
+def test_a_skipped_step_has_no_loss():
+    stream = Stream(False)
+    Progress(2, stream).update(line(1, None))
+    assert stream.getvalue() == "step 1/2  loss   -     64.0 rows/s  0:00:00 left\n"
+
+
+def test_speed_is_rows_over_seconds_not_the_mean_of_speeds():
+    stream = Stream(False)
+    progress = Progress(2, stream)
+    progress.update({"step": 1, "loss": 1.0, "seconds": 3.0, "rows_per_second": 10.0})
+    progress.update({"step": 2, "loss": 1.0, "seconds": 1.0, "rows_per_second": 30.0})
+    assert "  15.0 rows/s" in stream.getvalue().splitlines()[-1]
+
+
+def test_on_a_terminal_one_line_that_ends_with_the_last_step(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    text = shown(500, terminal=True).getvalue()
+    visible = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert visible.count("\n") == 1, "more than one line was left on the screen"
+    assert visible.rstrip("\n").rpartition("step")[2].startswith(" 500/500  loss 1.5000")
+    assert visible.count("step") < 50, "each step was drawn"
+    hidden, shown_again = text.rfind("\x1b[?25l"), text.rfind("\x1b[?25h")
+    assert hidden < shown_again, "the cursor stays hidden"
+
+
+def test_a_run_that_is_killed_leaves_the_cursor(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Stream(True)
+    progress = Progress(500, stream)
+    progress.update(line(1))
+    assert stream.getvalue().rfind("\x1b[?25l") < stream.getvalue().rfind("\x1b[?25h")
+    progress.close()
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in shown(40, terminal=True).getvalue()
+
+
+def test_the_closing_table_holds_figures_and_an_unbroken_path():
+    stream = Stream(False)
+    folder = "/scratch/[project]/" + "long/" * 40
+    print_closing({"steps": 200, "eval": {"loss": 2.0}, "baseline": {"loss": 2.5}}, folder, stream)
+    lines = [each.rstrip() for each in stream.getvalue().splitlines()]
+    assert lines == ["steps          200", "held-out loss  2.0000 (baseline 2.5000)", f"files in {folder}"]
+
+
+def test_rich_is_imported_by_what_draws_only():
+    program = """
+import io, sys
+from hpctrain.report import console, metrics, summary
+console.Progress(5, io.StringIO()).update({"step": 1, "loss": 1.0, "seconds": 1.0, "rows_per_second": 1.0})
+loaded = {name.partition(".")[0] for name in sys.modules}
+sys.exit(str(loaded & {"rich", "torch", "mpi4py", "numpy"}) if loaded & {"rich", "torch", "mpi4py", "numpy"} else 0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
