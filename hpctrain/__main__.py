@@ -5,7 +5,7 @@ The order matters: a rank that fails before MPI_Init leaves the others waiting i
 
 import os
 import sys
-import time
+import warnings
 
 from hpctrain.comm import environment
 from hpctrain.comm.abort import abort_on_error, leave
@@ -42,7 +42,9 @@ def run(argv: list[str]) -> int:
 def start_mpi():
     """The world communicator. Raises ValueError where it is not the world that the launcher announced."""
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mpi4py has a word on foreign launchers too; ours comes next and refuses
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ValueError(f'cannot start MPI: {error}; pip install "hpctrain[mpi]", or HPCTRAIN_MPI=0 to run alone') from None
     environment.check_world(environment.announced(os.environ), MPI.COMM_WORLD.size, MPI.Get_library_version())
@@ -52,11 +54,9 @@ def start_mpi():
 
 
 def refuse(message: str) -> int:
-    """One line from the rank that the launcher calls 0; the others leave a moment later, so that it gets out."""
-    if environment.announced(os.environ).rank in (None, 0):
-        print(f"hpctrain: {message}", file=sys.stderr)
-    else:
-        time.sleep(1)
+    """Without MPI no rank knows whether it is the only one in trouble, so each says it."""
+    rank = environment.announced(os.environ).rank
+    print(f"{'' if rank is None else f'[rank {rank}] '}hpctrain: {message}", file=sys.stderr)
     return 1
 
 

@@ -42,7 +42,7 @@ class Config:
     data: str | None = flag(None, "a file or folder of your own; without it the task's built-in real data", metavar="PATH")
     global_batch_size: int = flag(32, "rows of one update over all ranks", minimum=1, alias="--batch-size", metavar="ROWS")
     num_microbatches: int = flag(1, "pieces in which a replica computes its rows", minimum=1, metavar="M")
-    steps: int = flag(200, "updates in all", minimum=1, metavar="N")
+    steps: int = flag(250, "updates in all", minimum=1, metavar="N")
     optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
     lr: float = flag(3e-3, "learning rate", above=0, metavar="RATE")
     momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")
@@ -74,9 +74,8 @@ def flag_name(each: dataclasses.Field) -> str:
 def check_value(name: str, value: Any, kind: Any, rules) -> None:
     """Raises UsageError where `value` is of another kind than the field or breaks one of its rules."""
     kinds = [k for k in (get_args(kind) if isinstance(kind, types.UnionType) else (kind,)) if k is not type(None)]
-    if kinds == [float] and isinstance(value, int):
-        kinds = [int]
-    if not isinstance(value, tuple(kinds)) or isinstance(value, bool):
+    accepted = (int, float) if kinds == [float] else tuple(kinds)
+    if not isinstance(value, accepted) or isinstance(value, bool):
         raise UsageError(f"{name}: expected {describe(kinds[0], rules)}, got {value!r}")
     if "choices" in rules and value not in rules["choices"]:
         raise UsageError(f"{name}: expected one of {', '.join(rules['choices'])}; got {value!r}")

@@ -28,7 +28,7 @@ def abort_on_error():
 
 
 def leave(code: int) -> None:
-    """Ends this process with `code`, which all ranks agreed on. Collective over the world; does not return."""
+    """Ends this process with `code`, which all ranks agreed on. Collective where MPI runs; does not return."""
     _flush()
     world = _world()
     if world is not None:
@@ -38,6 +38,8 @@ def leave(code: int) -> None:
         from mpi4py import MPI
 
         MPI.Finalize()
+    elif code:
+        _abort_before_mpi(code)
     alive = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
     if alive:
         print(f"left without waiting for threads: {', '.join(alive)}", file=sys.stderr)

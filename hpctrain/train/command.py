@@ -7,11 +7,11 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hpctrain.comm.environment import cores_available
+from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.report.streams import PrefixedStream
-from hpctrain.tasks.protocol import check_options
+from hpctrain.tasks.protocol import build_task, task_options
 
 
 def run(argv: list[str], comm) -> int:
@@ -29,7 +29,7 @@ def run(argv: list[str], comm) -> int:
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
-        layout = f"# {mesh.world.size} ranks: {mesh.grid.num_stages} stage x {mesh.grid.num_replicas} replicas\n"
+        layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
         (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
     from hpctrain.train.run import train  # torch comes in here, after MPI and after every mistake that needs neither
 
@@ -42,13 +42,14 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
     """On rank 0: the configuration and the run's folder, or under `usage` what is wrong with what was asked for."""
     try:
         config, given = parse(argv)
-        check_options(config.task, config.task_option, config.data)
+        options = task_options(build_task(config.task, config.task_option, config.data))
         folder = make_run_folder(config)
     except ValueError as error:
         return {"usage": str(error)}
     for note in config.notes(given):
         print(f"note: {note}", file=sys.stderr)
-    return {"config": asdict(replace(config, run_dir=str(folder))), "folder": str(folder)}
+    settled = replace(config, task_option={key: str(value) for key, value in options.items()}, run_dir=None)
+    return {"config": asdict(settled), "folder": str(folder)}
 
 
 def make_run_folder(config: Config) -> Path:
@@ -68,9 +69,8 @@ def make_run_folder(config: Config) -> Path:
 
 def with_threads(config: Config, mesh: Mesh) -> Config:
     """Settles --threads, the same on all ranks, and tells the arithmetic libraries before they are loaded."""
-    hosts = mesh.world.all_gather_json([socket.gethostname(), cores_available()])
+    places = mesh.world.all_gather_json([socket.gethostname(), cores_allowed()])
     if config.threads is None:
-        names = [name for name, _ in hosts]
-        config = replace(config, threads=min(max(1, cores // names.count(name)) for name, cores in hosts))
+        config = replace(config, threads=threads_per_rank(places))
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
     return config

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import hpctrain
+from hpctrain.comm.environment import library_name
 from hpctrain.comm.mesh import Mesh
 
 
@@ -41,7 +42,7 @@ def package_version(name: str) -> str | None:
 def mpi_library() -> str:
     from mpi4py import MPI
 
-    return MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    return library_name(MPI.Get_library_version())
 
 
 def cpu_name() -> str:

@@ -1,0 +1,161 @@
+"""The command as a user gives it: what it prints, what it leaves, and that it says the same thing twice."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.harness.launch import ROOT, run_mpi, run_python
+
+TINY = ["--steps", "6", "--batch-size", "13", "--task-option", "layers=1", "--task-option", "width=16"]
+TINY += ["--task-option", "context=16"]
+MODULE = ("-m", "hpctrain")
+
+KINDS = {  # the schema of summary.json in collective mode
+    "done": bool,
+    "task": str,
+    "layout": {"stages": int, "replicas": int, "servers": int, "ranks": int},
+    "steps": int,
+    "first_loss": float,
+    "final_loss": float,
+    "skipped_steps": int,
+    "samples_per_second": float,
+    "step_seconds": float,
+    "baseline": {"loss": float, "bits_per_byte": float},
+    "eval": {"loss": float, "bits_per_byte": float},
+    "bytes_sent_per_rank": [int],
+    "messages_sent_per_rank": [int],
+    "control_messages_per_rank": [int],
+    "allreduce": [{"algorithm": str, "bytes": int, "seconds": float, "bus_bandwidth": (float, type(None))}],
+    "bubble_rate": type(None),
+    "peak_in_flight": [int],
+    "weight_versions": [int],
+    "staleness": type(None),
+    "peak_activation_bytes": type(None),
+    "peak_memory_bytes": [int],
+    "weights_sha256": str,
+    "environment": dict,
+}
+ENVIRONMENT = "hpctrain git python torch numpy mpi4py mpi hosts cpu threads data_sha256".split()
+
+
+def check_schema(value, kind):
+    if isinstance(kind, dict):
+        assert list(value) == list(kind)
+        for key, each in kind.items():
+            check_schema(value[key], each)
+    elif isinstance(kind, list):
+        assert value
+        for each in value:
+            check_schema(each, kind[0])
+    else:
+        assert isinstance(value, kind), (value, kind)
+
+
+def train(n, folder, *flags, **how):
+    """A finished run in `folder`; returns its summary and the launch's result. n = 0: without a launcher."""
+    argv = [*MODULE, "--run-dir", folder, *flags]
+    result = run_mpi(n, [sys.executable, *argv], timeout=120, **how) if n else run_python(*argv, timeout=120, **how)
+    assert result.returncode == 0, result
+    return json.loads((folder / "summary.json").read_text()), result
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "eight"
+    return folder, *train(8, folder, *TINY)
+
+
+def test_the_summary_keeps_its_schema(eight):
+    _, summary, _ = eight
+    check_schema(summary, KINDS)
+    assert list(summary["environment"]) == ENVIRONMENT
+    assert summary["done"] is True and summary["steps"] == 6
+    assert summary["layout"] == {"stages": 1, "replicas": 8, "servers": 0, "ranks": 8}
+    assert len(summary["bytes_sent_per_rank"]) == len(summary["peak_memory_bytes"]) == 8
+
+
+def test_the_bytes_sent_are_those_of_the_ring(eight):
+    """Each rank sends a chunk 2 (n - 1) times, so all ranks together send 2 (n - 1) arenas a step."""
+    _, summary, _ = eight
+    arena = sum(bucket["bytes"] for bucket in summary["allreduce"])
+    assert sum(summary["bytes_sent_per_rank"]) == 6 * 2 * 7 * arena
+
+
+def test_metrics_have_a_line_a_step(eight):
+    folder, summary, _ = eight
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert lines[0]["loss"] == summary["first_loss"] and lines[-1]["loss"] == summary["final_loss"]
+    assert all(line["items"] == 13 * 16 and line["skipped"] is None for line in lines)
+
+
+def test_the_console_shows_progress_a_sample_the_table_and_where_the_files_lie(eight):
+    folder, summary, result = eight
+    assert [line.split("  ")[0] for line in result.stdout.splitlines()[:6]] == [f"step {i}/6" for i in range(1, 7)]
+    assert "The model continues a text:" in result.stdout
+    assert f"baseline {summary['baseline']['bits_per_byte']:.4f}" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"files in {folder}"
+    assert not result.stderr.strip(), result
+
+
+def test_the_folder_holds_what_the_readme_says(eight):
+    from safetensors.numpy import load_file
+
+    folder, _, _ = eight
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.toml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "summary.json",
+    ]
+    weights = load_file(folder / "model.safetensors")
+    assert all(name.startswith("layers.") for name in weights)
+
+
+def test_the_configuration_it_left_gives_the_same_bits_again(eight, tmp_path):
+    folder, summary, _ = eight
+    again, _ = train(8, tmp_path / "again", "--config", folder / "config.toml")
+    assert again["weights_sha256"] == summary["weights_sha256"]
+    assert (tmp_path / "again" / "config.toml").read_text() == (folder / "config.toml").read_text()
+
+
+def test_one_rank_equals_no_mpi_at_all_and_eight_ranks_to_rounding(eight, tmp_path):
+    """Without MPI also means: none installed."""
+    _, summary, _ = eight
+    without = forbid(tmp_path, "mpi4py")
+    alone, _ = train(0, tmp_path / "alone", *TINY, "--threads", "1", env=without)
+    one, _ = train(1, tmp_path / "one", *TINY, "--threads", "1")
+    assert alone["weights_sha256"] == one["weights_sha256"]
+    assert alone["environment"]["mpi"] is None and one["environment"]["mpi"] is not None
+    assert alone["final_loss"] == pytest.approx(summary["final_loss"], rel=1e-4)
+    assert alone["eval"]["loss"] == pytest.approx(summary["eval"]["loss"], rel=1e-4)
+    assert alone["baseline"] == summary["baseline"]
+
+
+def forbid(folder, *modules):
+    """An environment in which importing any of `modules` fails."""
+    for name in modules:
+        (folder / f"{name}.py").write_text(f"raise ImportError('{name} must not be needed')\n")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
+def test_help_and_version_need_neither_mpi_nor_torch_and_one_rank_answers(tmp_path):
+    env = forbid(tmp_path, "mpi4py", "torch", "numpy")
+    for word in ("--help", "--version"):
+        alone = run_python(*MODULE, word, timeout=20, env=env)
+        eight = run_mpi(8, [sys.executable, *MODULE, word], timeout=60, env=env)
+        assert alone.returncode == eight.returncode == 0, (alone, eight)
+        assert alone.stdout == eight.stdout and alone.stdout, eight
+
+
+def test_nan_ends_all_ranks_with_one_line_and_code_1(tmp_path):
+    flags = ["--optimizer", "sgd", "--lr", "1e30", "--run-dir", tmp_path / "nan"]
+    result = run_mpi(3, [sys.executable, *MODULE, *TINY, *flags], timeout=60)
+    assert result.returncode == 1, result
+    ours = [line for line in result.stderr.splitlines() if line.startswith("[rank")]
+    expected = "[rank 0] hpctrain: step 2: not finite: the loss on rank 0, the loss on rank 1, the loss on rank 2"
+    assert ours == [expected], result
+    assert not (tmp_path / "nan" / "summary.json").exists()
+    assert len((tmp_path / "nan" / "metrics.jsonl").read_text().splitlines()) == 1
