@@ -1,6 +1,8 @@
-"""`python -m hpctrain`: starts MPI where a launcher announced it, before anything heavy, then runs the command under a guard.
+"""`python -m hpctrain`: starts MPI where a launcher announced it, before anything heavy, then runs the command under
+a guard.
 
-The order matters: a rank that fails before MPI_Init leaves the others waiting in it, so nothing that can fail comes first.
+The order matters: a rank that fails before MPI_Init leaves the others waiting in it, so nothing that can fail comes
+first.
 """
 
 import os
@@ -46,7 +48,9 @@ def start_mpi():
             warnings.simplefilter("ignore")  # mpi4py has a word on foreign launchers too; ours comes next and refuses
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise ValueError(f'cannot start MPI: {error}; pip install "hpctrain[mpi]", or HPCTRAIN_MPI=0 to run alone') from None
+        raise ValueError(
+            f'cannot start MPI: {error}; pip install "hpctrain[mpi]", or HPCTRAIN_MPI=0 to run alone'
+        ) from None
     environment.check_world(environment.announced(os.environ), MPI.COMM_WORLD.size, MPI.Get_library_version())
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
         print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Subcommands. What the user asked for is read and checked by rank 0 alone, so a mistake is one line, whatever the ranks."""
+"""Subcommands: which there are, which one is meant, and the help that needs no MPI."""
 
 import sys
 from importlib import import_module

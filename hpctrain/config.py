@@ -1,7 +1,8 @@
 """Everything a run can be told: one dataclass, seen as command line and as TOML.
 
-Flags win over the file, the file over the defaults. All validation is here; an error is one line that names the flag or the key
-and what would work. Standard library only (and tomli where Python has no tomllib): `--help` and every mistake answer at once.
+Flags win over the file, the file over the defaults. All validation is here; an error is one line that names the flag
+or the key and what would work. Standard library only (and tomli where Python has no tomllib): `--help` and every
+mistake answer at once.
 """
 
 import argparse
@@ -39,8 +40,12 @@ class Config:
 
     task: str = flag("text", "what to train: text", metavar="NAME")
     task_option: dict = flag(dict, "a setting of the task, such as layers=4; may be repeated", metavar="KEY=VALUE")
-    data: str | None = flag(None, "a file or folder of your own; without it the task's built-in real data", metavar="PATH")
-    global_batch_size: int = flag(32, "rows of one update over all ranks", minimum=1, alias="--batch-size", metavar="ROWS")
+    data: str | None = flag(
+        None, "a file or folder of your own; without it the task's built-in real data", metavar="PATH"
+    )
+    global_batch_size: int = flag(
+        32, "rows of one update over all ranks", minimum=1, alias="--batch-size", metavar="ROWS"
+    )
     num_microbatches: int = flag(1, "pieces in which a replica computes its rows", minimum=1, metavar="M")
     steps: int = flag(250, "updates in all", minimum=1, metavar="N")
     optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
@@ -49,7 +54,9 @@ class Config:
     weight_decay: float = flag(0.0, "as torch's optimizer of that name has it", minimum=0, metavar="RATE")
     precision: str = flag("float32", "of weights, gradients and arithmetic", choices=PRECISIONS)
     bucket_bytes: int = flag(1 << 20, "gradients that travel together", minimum=1, metavar="BYTES")
-    threads: int | None = flag(None, "torch threads a rank; default: cores of the node / ranks on it", minimum=1, metavar="N")
+    threads: int | None = flag(
+        None, "torch threads a rank; default: cores of the node / ranks on it", minimum=1, metavar="N"
+    )
     seed: int = flag(0, "of weights, order of rows and dropout", minimum=0, metavar="N")
     run_dir: str | None = flag(None, "folder of this run, a new one; default: runs/TASK-TIME", metavar="PATH")
     on_nan: str = flag("stop", "what NaN or infinity in a loss or gradient does", choices=("stop", "skip"))
@@ -87,7 +94,9 @@ def check_value(name: str, value: Any, kind: Any, rules) -> None:
 def describe(kind: type, rules) -> str:
     """What a value may be, in words: `a whole number >= 1`."""
     words = {int: "a whole number", float: "a number", str: "text", dict: "KEY = VALUE pairs"}[kind]
-    bounds = [f"{sign} {rules[rule]}" for rule, sign in (("minimum", ">="), ("above", ">"), ("below", "<")) if rule in rules]
+    bounds = [
+        f"{sign} {rules[rule]}" for rule, sign in (("minimum", ">="), ("above", ">"), ("below", "<")) if rule in rules
+    ]
     return " ".join([words, " and ".join(bounds)]).rstrip()
 
 

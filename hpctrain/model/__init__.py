@@ -1,1 +1,1 @@
-"""What a rank computes: stages of layers, their gradients and weights. torch only; messages are somebody else's business."""
+"""What a rank computes: stages of layers, their gradients and weights. torch only, no messages."""

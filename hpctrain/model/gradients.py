@@ -1,9 +1,9 @@
 """All gradients of a stage in one flat arena.
 
-The arena is cut into buckets before the first step, in reverse layer order: the backward fills the last layers first, and as
-soon as a bucket is full its sum over the replicas can begin to move, while earlier layers still compute. Every `parameter.grad`
-is a view of the arena, zeroed instead of replaced, so nothing is packed or copied. A hook that finds a gradient cut off (somebody
-called zero_grad(), which sets it to None) copies it in and attaches the view again.
+The arena is cut into buckets before the first step, in reverse layer order: the backward fills the last layers first,
+and as soon as a bucket is full its sum over the replicas can begin to move, while earlier layers still compute. Every
+`parameter.grad` is a view of the arena, zeroed instead of replaced, so nothing is packed or copied. A hook that finds
+a gradient cut off (somebody called zero_grad(), which sets it to None) copies it in and attaches the view again.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,9 @@ class Bucket:
 class FlatGradients:
     """Gradients of `parameters` (by name, in layer order), those that require none left out.
 
-    `allocate(nbytes)` gives the arena as a writable uint8 array. A bucket is closed when it holds `bucket_bytes` or more; a larger
-    parameter is a bucket of its own. `on_ready(bucket number)` is called during an armed backward, in ascending order.
+    `allocate(nbytes)` gives the arena as a writable uint8 array. A bucket is closed when it holds `bucket_bytes` or
+    more; a larger parameter is a bucket of its own. `on_ready(bucket number)` is called during an armed backward, in
+    ascending order.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, bucket_bytes: int):
@@ -40,7 +41,8 @@ class FlatGradients:
         self._missing: list[set[str]] = []
         self._num_ready = 0
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(name)) for name, parameter in self.parameters.items()
+            parameter.register_post_accumulate_grad_hook(self._hook(name))
+            for name, parameter in self.parameters.items()
         ]
         self.zero()
 

@@ -1,8 +1,8 @@
 """Consecutive layers of a model on one rank, and the forward and backward of one micro-batch.
 
-Layer i is built under a seed of its own, so it starts with the same values on whatever rank and in whatever layout. Before each
-layer's forward the generator is set from (seed, step, micro-batch of the whole batch, layer): dropout draws the same mask
-wherever that micro-batch is computed, and again when it is recomputed.
+Layer i is built under a seed of its own, so it starts with the same values on whatever rank and in whatever layout.
+Before each layer's forward the generator is set from (seed, step, micro-batch of the whole batch, layer): dropout
+draws the same mask wherever that micro-batch is computed, and again when it is recomputed.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class Stage:
 
 
 def build_stage(factories: Sequence[Callable[[], nn.Module]], seed: int, dtype: torch.dtype, first: int = 0) -> Stage:
-    """Builds the layers whose zero-argument `factories` are given, the first of them being layer `first` of the model."""
+    """Builds the layers that `factories` give; the first of them is layer `first` of the model."""
     layers = []
     for index, factory in enumerate(factories, first):
         torch.manual_seed(derive_seed(seed, "layer", index))

@@ -1,7 +1,7 @@
 """Which rank plays which part.
 
-A rank is one process; the grid gives it a stage (which consecutive layers) and a replica (which rows). The layout is only
-numbers, so that one program serves every mode: 1 stage x n replicas is data parallel.
+A rank is one process; the grid gives it a stage (which consecutive layers) and a replica (which rows). The layout is
+only numbers, so that one program serves every mode: 1 stage x n replicas is data parallel.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ class Coordinate(NamedTuple):
 class Grid:
     """`num_stages` x `num_replicas` ranks.
 
-    In the default order the replicas of one stage are consecutive ranks: the ring carries most bytes and belongs inside a node.
+    In the default order the replicas of one stage are consecutive ranks: the ring carries most bytes and belongs
+    inside a node.
     """
 
     num_stages: int = 1

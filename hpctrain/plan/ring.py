@@ -1,8 +1,9 @@
 """The steps of a ring all-reduce for one rank (Patarasuk and Yuan, JPDC 2009).
 
-n ranks sit on a ring; each sends to its right neighbour (rank + 1) and receives from its left one. The array is cut into n
-chunks. In n - 1 steps of scatter-reduce every chunk travels once round the ring and grows by one rank's share at each stop;
-it ends at its owner, rank = chunk number. In n - 1 steps of all-gather the finished chunks travel round once more.
+n ranks sit on a ring; each sends to its right neighbour (rank + 1) and receives from its left one. The array is cut
+into n chunks. In n - 1 steps of scatter-reduce every chunk travels once round the ring and grows by one rank's share
+at each stop; it ends at its owner, rank = chunk number. In n - 1 steps of all-gather the finished chunks travel round
+once more.
 
     n = 3, chunk sent by each rank       scatter-reduce          all-gather
                                          step 0    step 1        step 0    step 1

@@ -1,8 +1,9 @@
 """A training step as data: a list of small actions that one executor runs.
 
 A schedule is a generator of actions for one rank; nothing else knows the order of work. `F` is the forward and `B` the
-backward of one micro-batch, `REDUCE` completes the sum of the gradients over the replicas, `AGREE` is the one small exchange of
-a step (item count, loss, finiteness, touched parameters), `STEP` the optimizer's. An action prints as `F3`, `REDUCE`.
+backward of one micro-batch, `REDUCE` completes the sum of the gradients over the replicas, `AGREE` is the one small
+exchange of a step (item count, loss, finiteness, touched parameters), `STEP` the optimizer's. An action prints as
+`F3`, `REDUCE`.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 
 class AgreedError(RuntimeError):
-    """Raised on every rank alike, after they agreed on it: rank 0 prints one line, and the job ends in an orderly way."""
+    """Raised on every rank alike, after they agreed: rank 0 prints one line, and the job ends in order."""
 
 
 class NotFinite(AgreedError):

@@ -1,7 +1,8 @@
 """Runs one rank's list of actions: the only training loop there is.
 
-Gradients are those of the sum of item losses. Items are counted beside them, and one multiplication by 1 / items happens at
-STEP: ragged batches, masks, schedules and layouts all give the gradient of the mean over the items of the global batch.
+Gradients are those of the sum of item losses. Items are counted beside them, and one multiplication by 1 / items
+happens at STEP: ragged batches, masks, schedules and layouts all give the gradient of the mean over the items of the
+global batch.
 """
 
 import statistics
@@ -33,7 +34,9 @@ class StepResult:
 class Executor:
     """One stage on one replica. `loss(outputs, targets)` gives (sum over items, number of items)."""
 
-    def __init__(self, stage: Stage, gradients: FlatGradients, optimizer, batches: Batches, loss, mesh: Mesh, on_nan="stop"):
+    def __init__(
+        self, stage: Stage, gradients: FlatGradients, optimizer, batches: Batches, loss, mesh: Mesh, on_nan="stop"
+    ):
         self.stage, self.gradients, self.optimizer = stage, gradients, optimizer
         self.batches, self.loss, self.mesh, self.on_nan = batches, loss, mesh, on_nan
         self._names = list(gradients.parameters)
@@ -62,7 +65,7 @@ class Executor:
         return self.result
 
     def reduction_figures(self) -> list[dict]:
-        """For each bucket: bytes, median seconds from its start to its end (waiting for slower ranks included), bus bandwidth."""
+        """For each bucket: bytes, median seconds from start to end (waiting for others included), bus bandwidth."""
         figures = []
         for bucket, seconds in zip(self.gradients.buckets, self._reduction_seconds):
             size, median = bucket.flat.nbytes, statistics.median(seconds or [0.0])
@@ -129,10 +132,11 @@ class Executor:
 
 
 class Agreement:
-    """The one small exchange of a step: loss, items, what is not finite on which rank, which parameters anybody touched.
+    """The one small exchange of a step: loss, items, what is not finite on which rank, which parameters anybody
+    touched.
 
-    It is one vector of float64, summed over the replicas: [loss, items, fault of each rank, uses of each parameter]. A fault
-    is 0, or 1 for the loss, or 2 + the number of a parameter.
+    It is one vector of float64, summed over the replicas: [loss, items, fault of each rank, uses of each parameter].
+    A fault is 0, or 1 for the loss, or 2 + the number of a parameter.
     """
 
     def __init__(self, names: list[str], mesh: Mesh):

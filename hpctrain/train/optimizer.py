@@ -4,9 +4,14 @@ import torch
 
 
 def build_optimizer(name: str, parameters, lr: float, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
-    """`momentum` is used by the optimizer of that name only. A parameter whose grad is None is left alone, state included."""
+    """`momentum` belongs to the optimizer of that name. A parameter whose grad is None is left alone."""
     parameters = list(parameters)
     if name == "momentum":
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kinds = {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
     return kinds[name](parameters, lr=lr, weight_decay=weight_decay)

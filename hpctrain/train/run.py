@@ -88,7 +88,9 @@ def leave_behind(summary: dict, executor: Executor, task, folder: Path) -> None:
     if hasattr(task, "sample"):
         executor.stage.train(False)
         with torch.no_grad():
-            print(f"\nThe model continues a text:\n{task.sample(lambda tokens: executor.stage.forward(tokens, 0, 0))}\n")
+            print(
+                f"\nThe model continues a text:\n{task.sample(lambda tokens: executor.stage.forward(tokens, 0, 0))}\n"
+            )
     print_closing(summary, folder)
 
 

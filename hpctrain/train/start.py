@@ -12,7 +12,7 @@ from hpctrain.train.errors import AgreedError
 
 
 def start_equal(stage: Stage, replicas: Group) -> None:
-    """Gives all replicas the tensors of the first one. Raises AgreedError where they built different models. Collective."""
+    """Gives all replicas the tensors of the first. AgreedError where they built different models. Collective."""
     tensors = {**stage.named_parameters(), **stage.named_buffers()}
     described = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()]
     raise_where_different(replicas, described, "built another model")
@@ -25,7 +25,7 @@ def start_equal(stage: Stage, replicas: Group) -> None:
 
 
 def raise_where_different(replicas: Group, lines: list[str], fault: str) -> None:
-    """Raises AgreedError on all ranks, with the first line in which a replica differs from the first one. Collective."""
+    """AgreedError on all ranks, with the first line in which a replica differs from the first. Collective."""
     everybody = replicas.all_gather_json(lines)
     for rank, theirs in enumerate(everybody):
         if theirs != everybody[0]:

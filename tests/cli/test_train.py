@@ -37,7 +37,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "weights_sha256": str,
     "environment": dict,
 }
-ENVIRONMENT = "hpctrain git python torch numpy mpi4py mpi hosts cpu threads data_sha256".split()
+ENVIRONMENT = ["hpctrain", "git", "python", "torch", "numpy", "mpi4py", "mpi", "hosts", "cpu", "threads", "data_sha256"]
 
 
 def check_schema(value, kind):

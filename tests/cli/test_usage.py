@@ -19,7 +19,9 @@ def env(tmp_path):
 def say(n, env, *argv, cwd=None):
     """What a failing command says on standard error, without MPICH's own line about an agreed end."""
     start = [sys.executable, *MODULE, *argv]
-    result = run_mpi(n, start, timeout=60, env=env, cwd=cwd) if n else run_python(*start[1:], timeout=30, env=env, cwd=cwd)
+    result = (
+        run_mpi(n, start, timeout=60, env=env, cwd=cwd) if n else run_python(*start[1:], timeout=30, env=env, cwd=cwd)
+    )
     assert result.returncode == 2, result
     assert not result.stdout, result
     return [line for line in result.stderr.splitlines() if "hpctrain" in line]
@@ -75,7 +77,9 @@ def test_a_run_folder_that_exists_is_left_alone(env, tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "treasure").write_text("gold")
-    assert say(3, env, "--run-dir", taken) == [f"[rank 0] hpctrain: --run-dir {taken}: exists already; name a new folder"]
+    assert say(3, env, "--run-dir", taken) == [
+        f"[rank 0] hpctrain: --run-dir {taken}: exists already; name a new folder"
+    ]
     assert [path.name for path in taken.iterdir()] == ["treasure"]
     below_a_file = taken / "treasure" / "run"
     assert say(0, env, "--run-dir", below_a_file) == [f"hpctrain: --run-dir {below_a_file}: Not a directory"]
@@ -93,7 +97,9 @@ def test_data_that_cannot_be_used_is_one_line_and_leaves_no_folder(content, env,
 
 def test_an_option_without_effect_says_so(tmp_path):
     """And the run goes on: this one ends at the next thing it needs."""
-    result = run_python(*MODULE, "--momentum", "0.5", "--run-dir", tmp_path / "run", timeout=30, env=forbid(tmp_path, "torch"))
+    result = run_python(
+        *MODULE, "--momentum", "0.5", "--run-dir", tmp_path / "run", timeout=30, env=forbid(tmp_path, "torch")
+    )
     assert "note: --momentum has no effect with --optimizer adamw" in result.stderr, result
 
 
@@ -102,7 +108,10 @@ def test_an_option_without_effect_says_so(tmp_path):
     [
         ({"SLURM_STEP_NUM_TASKS": 4, "SLURM_PROCID": 2}, ("started 4 ranks (SLURM_STEP_NUM_TASKS)", "world has 1")),
         ({"SLURM_NTASKS": 4, "SLURM_PROCID": 2}, ("started 4 ranks (SLURM_NTASKS)", "world has 1")),
-        ({"OMPI_COMM_WORLD_SIZE": 3, "OMPI_COMM_WORLD_RANK": 1}, ("started 3 ranks (OMPI_COMM_WORLD_SIZE)", "world has 1")),
+        (
+            {"OMPI_COMM_WORLD_SIZE": 3, "OMPI_COMM_WORLD_RANK": 1},
+            ("started 3 ranks (OMPI_COMM_WORLD_SIZE)", "world has 1"),
+        ),
     ],
 )
 def test_copies_of_a_world_of_one_are_refused_with_both_numbers_and_the_cure(variables, both, env):
@@ -112,7 +121,9 @@ def test_copies_of_a_world_of_one_are_refused_with_both_numbers_and_the_cure(var
     assert all(part in line for part in both) and "HPCTRAIN_MPI=0" in line, result
 
 
-@pytest.mark.parametrize("variables", ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0}, {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0}))
+@pytest.mark.parametrize(
+    "variables", ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0}, {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0})
+)
 def test_a_batch_shell_and_a_step_of_one_task_are_one_process(variables, env):
     assert say(0, {**env, **variables}, "--steps", "0") == ["hpctrain: --steps: expected a whole number >= 1, got 0"]
 

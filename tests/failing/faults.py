@@ -1,7 +1,8 @@
 """Plants a fault into one rank of a real launch: `mpirun -n 3 python faults.py FAULT RANK [flags of hpctrain]`.
 
-Everything else is the real thing: hpctrain's own start, guard and end. LOOP faults happen in a loop of all-reduces that needs no
-torch; the others in a training run. The moment of the fault is written to the file that FAULT_TIME names.
+Everything else is the real thing: hpctrain's own start, guard and end. LOOP faults happen in a loop of all-reduces
+that needs no torch; the others in a training run. The moment of the fault is written to the file that FAULT_TIME
+names.
 """
 
 import os

@@ -14,7 +14,9 @@ SECONDS = 5  # the promise
 
 def launch(fault, rank, tmp_path, *flags, n=3):
     moment = tmp_path / "moment"
-    result = run_mpi(n, [sys.executable, SCRIPT, fault, rank, *flags], timeout=60, cwd=tmp_path, env={"FAULT_TIME": moment})
+    result = run_mpi(
+        n, [sys.executable, SCRIPT, fault, rank, *flags], timeout=60, cwd=tmp_path, env={"FAULT_TIME": moment}
+    )
     if moment.exists():
         assert time.time() - float(moment.read_text()) < SECONDS + 1, result  # one more for the harness to look around
     return result

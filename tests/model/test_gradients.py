@@ -53,7 +53,9 @@ def test_a_bucket_holds_one_dtype():
     assert [bucket.flat.dtype for bucket in flat(stage, 10**6).buckets] == [torch.float32, torch.float64, torch.float32]
 
 
-@pytest.mark.parametrize("cut_off", (lambda p: setattr(p, "grad", None), lambda p: setattr(p, "grad", torch.zeros_like(p))))
+@pytest.mark.parametrize(
+    "cut_off", (lambda p: setattr(p, "grad", None), lambda p: setattr(p, "grad", torch.zeros_like(p)))
+)
 def test_a_gradient_that_was_cut_off_comes_back_to_the_arena(cut_off):
     stage, plain = model(), model()
     gradients = flat(stage)

@@ -1,10 +1,10 @@
 """The first law: every layout equals one process with the same global batch.
 
-20 steps in float64: losses to 1e-10 relative, weights to 1e-10 * max(1, max|b|) a tensor, 1e-8 for adagrad. All layouts run on
-parts of one launch's world.
+20 steps in float64: losses to 1e-10 relative, weights to 1e-10 * max(1, max|b|) a tensor, 1e-8 for adagrad. All
+layouts run on parts of one launch's world.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TASKS = {
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "adagrad": 0.1}
 
 
-@lru_cache(maxsize=None)
+@cache
 def reference(task: str, optimizer: str, batch_size: int):
     """One process, one micro-batch."""
     losses, weights, _ = run(TASKS[task], **settings(optimizer, batch_size))

@@ -10,8 +10,8 @@ from torch import nn
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.plan.schedule import one_stage
-from hpctrain.train.errors import AgreedError, NotFinite
 from hpctrain.train.build import build_executor
+from hpctrain.train.errors import AgreedError, NotFinite
 from tests.train.toys import Masked, Unused, WithFrozen, run
 
 
@@ -112,7 +112,9 @@ def test_a_parameter_nobody_uses_keeps_its_value_and_has_no_optimizer_state(comm
     for name in ("layers.0.never.weight", "layers.0.never.bias"):
         assert torch.equal(weights[name], fresh.stage.named_parameters()[name])
         assert parameters[name] not in executor.optimizer.state
-    counts = [executor.optimizer.state[parameters[f"layers.0.{name}.weight"]]["step"] for name in ("sometimes", "always")]
+    counts = [
+        executor.optimizer.state[parameters[f"layers.0.{name}.weight"]]["step"] for name in ("sometimes", "always")
+    ]
     assert 0 < int(counts[0]) < int(counts[1]) <= 20
 
 
@@ -190,7 +192,9 @@ def test_ranks_that_built_different_models_are_told_so(comm):
             return super().layers() + ([] if comm.rank != 1 else [lambda: nn.Linear(4, 4)])
 
     mesh = Mesh(comm)
-    with pytest.raises(AgreedError, match=r"replica 1 built another model: 'nothing more' on replica 0, 'layers.3.weight"):
+    with pytest.raises(
+        AgreedError, match=r"replica 1 built another model: 'nothing more' on replica 0, 'layers.3.weight"
+    ):
         executor_of(Different(), comm, mesh)
     mesh.close()
 
