@@ -1,0 +1,164 @@
+"""`hpctrain doctor`: what MPI, ranks and machine make of each other, before a run is lost to it.
+
+It works where training does not: without a launcher, without an MPI library, without torch. What could crash (loading
+an MPI library) happens in a process of its own, and only where no MPI runs: nothing is forked after MPI has started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import hpctrain
+from hpctrain.comm import environment
+from hpctrain.config import parse
+from hpctrain.tools.diagnosis import exit_code, findings, report
+
+LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD", "PRTE_", "HYDI_")
+LOAD_MPI = """
+import json
+from mpi4py import MPI
+from hpctrain.comm.environment import mpi_library_path
+print(json.dumps([MPI.Get_library_version(), mpi_library_path(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE]))
+"""
+
+
+def run(argv: list[str], world) -> int:
+    """Prints facts, problems and their cures. Returns 0, 1 when a problem stops training, 2 for a wrong command line.
+
+    `argv` may hold any flag of training. `world` is an mpi4py communicator, None where no MPI was started. Collective.
+    """
+    try:
+        run_dir = parse(argv)[0].run_dir or "runs"
+    except ValueError as error:
+        if world is None or world.rank == 0:
+            print(f"hpctrain doctor: {error}", file=sys.stderr)
+        return 2
+    if world is None:
+        return _tell([rank_facts(run_dir)], mpi_alone())
+    return _run_together(run_dir, world)
+
+
+def rank_facts(run_dir: str) -> dict:
+    """What one rank knows about its host (bytes, numbers of cores and files), as JSON can hold it."""
+    return {
+        "host": socket.gethostname(),
+        "cores": environment.cores_allowed(),
+        "shared_memory_free": environment.shared_memory_free(),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "run_dir": str(Path(run_dir).absolute()),
+        "run_dir_error": write_error(Path(run_dir).absolute()),
+    }
+
+
+def mpi_facts(**changes) -> dict:
+    """The software around a run: versions, launcher, mpirun, and of the MPI library what `changes` brings."""
+    versions = {"hpctrain": hpctrain.__version__, "python": platform.python_version()}
+    versions |= {name: _version(name) for name in ("numpy", "torch", "mpi4py")}
+    unknown = dict.fromkeys(("library", "library_path", "thread_multiple", "mpirun_vendor", "error", "world_error"))
+    launcher = environment.announced(os.environ).launcher
+    return {"versions": versions, "launcher": launcher, "mpirun": _mpirun(), **unknown, **changes}
+
+
+def mpi_running(world) -> dict:
+    """Facts of the MPI that this process is part of."""
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version()
+    return mpi_facts(
+        library=library,
+        library_path=environment.mpi_library_path(),
+        thread_multiple=MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
+        world_error=_world_error(world.size, library),
+    )
+
+
+def mpi_alone() -> dict:
+    """Facts of the MPI that would be started."""
+    if _version("mpi4py") is None:
+        return mpi_facts()
+    try:
+        library, path, multiple = json.loads(_output([sys.executable, "-c", LOAD_MPI]).splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return mpi_facts(error=_reason(error))
+    return mpi_facts(library=library, library_path=path, thread_multiple=multiple, mpirun_vendor=_mpirun_vendor())
+
+
+def write_error(folder: Path) -> str | None:
+    """Why nothing can be written into `folder`, or into the one that it would be made in; None: something can."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"doctor")
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def _tell(ranks: list[dict], mpi: dict) -> int:
+    print("\n".join(report(ranks, mpi)))
+    return exit_code(findings(ranks, mpi))
+
+
+def _run_together(run_dir: str, world) -> int:
+    from hpctrain.comm.group import Group
+    from hpctrain.comm.mesh import duplicate
+
+    group = Group(duplicate(world))
+    ranks = group.gather_json(rank_facts(run_dir))
+    code = group.broadcast_json(_tell(ranks, mpi_running(world)) if ranks is not None else None)
+    group.close()
+    return code
+
+
+def _world_error(size: int, library: str) -> str | None:
+    try:
+        environment.check_world(environment.announced(os.environ), size, library)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _mpirun() -> str | None:
+    """The mpirun that a user's shell finds, else the one beside this interpreter."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return shutil.which("mpirun") or (str(beside) if beside.exists() else None)
+
+
+def _mpirun_vendor() -> str | None:
+    try:
+        return environment.vendor(_output([_mpirun(), "--version"])) if _mpirun() else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _output(command: list[str]) -> str:
+    """What a command prints, started outside of the launch that this process may be part of."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    root = str(Path(hpctrain.__file__).parents[1])
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+
+
+def _reason(error: Exception) -> str:
+    """The last line that the failed process wrote, or what happened to it."""
+    lines = (getattr(error, "stderr", None) or "").strip().splitlines()
+    return lines[-1] if lines else str(error).splitlines()[0]

@@ -1,0 +1,132 @@
+"""The whole test suite: its parts one after another, each under a time limit, and one verdict over all of them.
+
+    python tests/suite.py                      everything
+    python tests/suite.py --parts comm,pure    these parts only
+    python tests/suite.py --mpi-only           what starts MPI, for a second MPI
+    python tests/suite.py --ranks 3            the tests of all parts that run under mpirun, on 3 ranks
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a script finds the modules beside itself only
+
+from tests.harness.launch import launcher_env, mpirun, run, run_python  # noqa: E402
+from tests.harness.leftovers import remove_shared_memory, shared_memory  # noqa: E402
+from tests.harness.verdict import Launch, Name, judge, junit_name, read_junit  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Part:
+    """One launch of pytest: on `ranks` ranks (0: one process without mpirun), in at most `limit` seconds."""
+
+    name: str
+    ranks: int
+    limit: float
+    paths: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} n={self.ranks}" if self.ranks else self.name
+
+
+OWN_LAUNCHES = ("tests/failing", "tests/cli")  # their tests start mpirun themselves
+PURE = ("-m", "not mpi", *(f"--ignore={path}" for path in OWN_LAUNCHES))
+UNDER_MPI = ("--with-mpi", "-m", "mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
+PARTS = (
+    Part("pure", 0, 600, ("tests",), PURE),
+    *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 4, 5, 8)),
+    *(Part("train", ranks, 600, ("tests/train", "tests/model")) for ranks in (4, 8)),
+    Part("failing", 0, 600, ("tests/failing",)),
+    Part("cli", 0, 600, ("tests/cli",)),
+)
+ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
+
+
+def main(argv=None) -> int:
+    options = _parser().parse_args(argv)
+    parts = select(options)
+    before = shared_memory()
+    collected = None if parts != list(PARTS) else collect()
+    launches = [execute(part) for part in parts]
+    if removed := remove_shared_memory(before):
+        print(f"removed from /dev/shm: {', '.join(removed)}")
+    verdict = judge(launches, collected)
+    print(*verdict.failed, str(verdict), sep="\n")
+    return 1 if verdict.failed or not verdict.passed else 0
+
+
+def select(options) -> list[Part]:
+    """The parts that the command line asks for; ValueError names a part that does not exist."""
+    names = options.parts.split(",") if options.parts else ALL_NAMES
+    if unknown := set(names) - set(ALL_NAMES):
+        raise ValueError(f"--parts: no part {', '.join(sorted(unknown))}; parts: {', '.join(ALL_NAMES)}")
+    parts = [part for part in PARTS if part.name in names]
+    if options.mpi_only:
+        parts = [part for part in parts if part.name != "pure"]
+    if options.ranks:
+        paths = dict.fromkeys(path for part in parts if part.ranks for path in part.paths)
+        parts = [Part("mpi", options.ranks, 900, tuple(paths))]
+    return parts
+
+
+def collect() -> list[Name] | None:
+    """The names of all tests, without running any; AssertionError when a test module cannot be imported."""
+    command = ("-m", "pytest", "--collect-only", "-q", "-p", "no:warnings", "tests")
+    result = run_python(*command, timeout=300, env={"PYTEST_ADDOPTS": None})
+    assert result.returncode == 0, f"collecting the tests: {result}"
+    return [junit_name(line) for line in result.stdout.splitlines() if "::" in line]
+
+
+def execute(part: Part) -> Launch:
+    """Run one part; prints its line, and the whole output when something is wrong with it."""
+    paths = tuple(path for path in part.paths if (ROOT / path).exists())
+    with tempfile.TemporaryDirectory() as folder:
+        log, junit = Path(folder, "log"), Path(folder, "junit.xml")
+        launch = _launch(replace(part, paths=paths), log, junit) if paths else Launch(part.title)
+        counts = ", ".join(f"{launch.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
+        print(f"{part.title:<12} {counts}, {launch.seconds:.1f} s {launch.trouble}", flush=True)
+        if not launch.ok:
+            print(log.read_text(errors="replace"), flush=True)
+    return launch
+
+
+def _launch(part: Part, log: Path, junit: Path) -> Launch:
+    under_mpi = UNDER_MPI if part.ranks else ()
+    pytest = (sys.executable, "-m", "pytest", "-v", "--durations=5", f"--junitxml={junit}", *under_mpi)
+    launcher = (*mpirun(), "-n", str(part.ranks)) if part.ranks else ()
+    command, env = (*launcher, *pytest, *part.arguments, *part.paths), launcher_env() if part.ranks else {}
+    launch, trouble = Launch(part.title), ""
+    try:
+        result = run(command, timeout=part.limit, env=env, output=log)
+        launch.seconds = result.seconds
+        trouble = "" if result.returncode in (0, 1, 5) else f"ended with exit code {result.returncode}"
+    except AssertionError as error:
+        launch.seconds, trouble = part.limit, str(error).splitlines()[0]
+    launch.outcomes = read_junit(junit) if junit.exists() else {}
+    launch.trouble = trouble or ("" if junit.exists() else "ended without a report")
+    return launch
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", metavar="NAME,NAME", help="only these parts")
+    parser.add_argument("--mpi-only", action="store_true", help="only the parts that start MPI")
+    parser.add_argument("--ranks", type=int, metavar="N", help="one launch of all tests under mpirun, on N ranks")
+    return parser
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        sys.exit(str(error))

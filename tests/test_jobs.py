@@ -1,0 +1,58 @@
+"""The job scripts: they parse, start what they promise, know only flags that exist, and hold nobody's paths."""
+
+import re
+import subprocess
+
+import pytest
+
+from hpctrain import config
+from tests.harness.launch import ROOT
+
+SCRIPTS = sorted((ROOT / "jobs").glob("*.sbatch"))
+FILES = [*SCRIPTS, *(ROOT / "jobs").glob("*.sh")]
+PERSONAL = re.compile(r"(?<!\$HOME)/(home|root|Users|work|scratch|data|opt)/")
+
+
+def ids(path):
+    return path.name
+
+
+def commands(text: str) -> list[str]:
+    """What follows `python -m hpctrain` in each command, also in those that stand in comments."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.split("python -m hpctrain", 1)[1] for line in lines if " -m hpctrain -" in line]
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_bash_can_read_it(path):
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_no_personal_paths(path):
+    assert not PERSONAL.search(path.read_text())
+
+
+def test_a_personal_path_would_be_found():
+    assert PERSONAL.search("source /home/me/venv/bin/activate")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=ids)
+def test_both_variants_use_flags_that_exist_and_agree(path):
+    srun, mpirun = commands(path.read_text())
+    known = {name for action in config.parser()._actions for name in action.option_strings}
+    assert set(re.findall(r"(?<=\s)--[a-z-]+", srun)) <= known
+    assert srun.split() == mpirun.split()
+    config.parse(srun.replace('"$THREADS"', "4").split())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=ids)
+def test_srun_is_told_to_end_all_ranks_with_one(path, tmp_path):
+    fake = tmp_path / "srun"
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_CPUS_PER_TASK": "3"}
+    done = subprocess.run(["bash", path], env=env, capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert words[:4] == ["--mpi=pmix", "--kill-on-bad-exit=1", "--cpus-per-task=3", "python"]
+    assert words[words.index("--threads") + 1] == "3"
