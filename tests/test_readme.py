@@ -1,0 +1,64 @@
+"""README says what is: flags, commands and files, in both languages."""
+
+import dataclasses
+import re
+import shlex
+
+import pytest
+
+from hpctrain.config import Config, flag_name, parse
+from tests.harness.launch import ROOT
+
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md")}
+
+
+def blocks(page: str) -> list[str]:
+    """The fenced blocks, without comments behind commands."""
+    found = re.findall(r"^```\w*\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [re.sub(r" +# .*", "", block) for block in found]
+
+
+def rows(page: str) -> dict[str, str]:
+    """First cell to second cell of every table line whose first cell begins with a flag."""
+    return dict(re.findall(r"^\| (`--[^|]*) \| (.*) \|$", PAGES[page], re.MULTILINE))
+
+
+def first_cell(each: dataclasses.Field) -> str:
+    names = [flag_name(each)] + ([each.metadata["alias"]] if "alias" in each.metadata else [])
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def test_both_pages_show_the_same_commands():
+    assert blocks("README.md") == blocks("README.zh.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_table_of_flags_is_the_command_line(page):
+    fields = dataclasses.fields(Config)
+    assert list(rows(page)) == [first_cell(each) for each in fields]
+    for each in fields:
+        if each.default not in (None, dataclasses.MISSING):
+            assert rows(page)[first_cell(each)].endswith(f"`{each.default}`"), each.name
+
+
+def test_the_english_table_is_the_help_text():
+    for each in dataclasses.fields(Config):
+        assert rows("README.md")[first_cell(each)].startswith(each.metadata["help"]), each.name
+
+
+def test_the_commands_shown_are_commands_there_are():
+    for line in blocks("README.md")[2].splitlines():
+        words = shlex.split(line)
+        if "hpctrain" in words:
+            parse(words[words.index("hpctrain") + 1 :])
+        else:
+            assert words[0] == "sbatch" and (ROOT / words[1]).exists()
+    targets = re.findall(r"make ([a-z-]+)", PAGES["README.md"])
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets and all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_named_is_there(page):
+    for name in re.findall(r"`((?:hpctrain|plan|comm|model|train|tasks|jobs)/[\w./]+)`", PAGES[page]):
+        assert (ROOT / name).exists() or (ROOT / "hpctrain" / name).exists(), name
