@@ -43,18 +43,31 @@ def run(argv: list[str]) -> int:
 
 def start_mpi():
     """The world communicator. Raises ValueError where it is not the world that the launcher announced."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mpi4py has a word on foreign launchers too; ours says more, and refuses
+        MPI = load_mpi()
+        said, library = environment.announced(os.environ), MPI.Get_library_version()
+        if os.environ.get(environment.SWITCH) != "1":
+            environment.check_launcher(said, library)
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    environment.check_world(said, MPI.COMM_WORLD.size, library)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
+        print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)
+    return MPI.COMM_WORLD
+
+
+def load_mpi():
+    """mpi4py's MPI, not yet initialised: where launcher and library do not fit, MPI_Init ends the process by itself."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # mpi4py has a word on foreign launchers too; ours comes next and refuses
-            from mpi4py import MPI
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ValueError(
             f'cannot start MPI: {error}; pip install "hpctrain[mpi]", or HPCTRAIN_MPI=0 to run alone'
         ) from None
-    environment.check_world(environment.announced(os.environ), MPI.COMM_WORLD.size, MPI.Get_library_version())
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
-        print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)
-    return MPI.COMM_WORLD
+    return MPI
 
 
 def refuse(message: str) -> int:

@@ -1,6 +1,7 @@
 """The job scripts: they parse, start what they promise, know only flags that exist, and hold nobody's paths."""
 
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -51,8 +52,11 @@ def test_srun_is_told_to_end_all_ranks_with_one(path, tmp_path):
     fake = tmp_path / "srun"
     fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_CPUS_PER_TASK": "3"}
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/activate").touch()
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "3"}
     done = subprocess.run(["bash", path], env=env, capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
-    assert words[:4] == ["--mpi=pmix", "--kill-on-bad-exit=1", "--cpus-per-task=3", "python"]
+    assert words[:4] == ["--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=3", "python"]
     assert words[words.index("--threads") + 1] == "3"

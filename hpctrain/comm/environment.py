@@ -61,15 +61,23 @@ def wants_mpi(environ: Mapping[str, str]) -> bool:
     return said.launcher != "none" and not alone_in_slurm
 
 
+def check_launcher(said: Announced, library_version: str) -> None:
+    """ValueError when Open MPI's mpirun started a rank that loaded MPICH: MPI_Init would end the process unexplained."""
+    if said.launcher == MPIRUN_OPENMPI and vendor(library_version) == "MPICH":
+        raise ValueError(
+            f"{said.launcher} started {said.size} ranks, but mpi4py loaded {_loaded(library_version)}; "
+            f"start with the mpirun of MPICH, or set {SWITCH}=1 to try all the same"
+        )
+
+
 def check_world(said: Announced, size: int, library_version: str) -> None:
     """ValueError when MPI's world of `size` ranks is smaller than announced: its ranks do not know of each other."""
     if said.size is None or size >= said.size:
         return
     copies = "every rank would train alone" if size == 1 else "ranks are missing"
-    library = library_name(library_version) + (f" ({path})" if (path := mpi_library_path()) else "")
     raise ValueError(
         f"{said.launcher} started {said.size} ranks ({said.variable}), but MPI's world has {size}: {copies}. "
-        f"mpi4py loaded {library}; {_cure(said.launcher, library_version)}"
+        f"mpi4py loaded {_loaded(library_version)}; {_cure(said.launcher, library_version)}"
     )
 
 
@@ -142,6 +150,11 @@ def _is_srun(environ: Mapping[str, str]) -> bool:
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if text.isdecimal() else None
+
+
+def _loaded(library_version: str) -> str:
+    path = mpi_library_path()
+    return library_name(library_version) + (f" ({path})" if path else "")
 
 
 def _cure(launcher: str, library_version: str) -> str:
