@@ -159,3 +159,8 @@ def test_nan_ends_all_ranks_with_one_line_and_code_1(tmp_path):
     assert ours == [expected], result
     assert not (tmp_path / "nan" / "summary.json").exists()
     assert len((tmp_path / "nan" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_lower_thread_level_in_the_environment_is_no_hindrance(tmp_path):
+    summary, result = train(2, tmp_path / "run", *TINY, env={"MPI4PY_RC_THREAD_LEVEL": "single"})
+    assert summary["done"] and "THREAD_MULTIPLE" not in result.stderr, result

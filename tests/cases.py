@@ -1,0 +1,230 @@
+"""Faults that users of systems like this one met, each mapped to what we do about it.
+
+A case names the tests that hold the right value, or says why there is none yet. `tests/test_cases.py` fails when a
+test named here does not exist; the suite fails when one did not run.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """`tests`: path::function, any of which would turn red; else `reason`."""
+
+    id: str
+    fault: str
+    tests: tuple[str, ...] = ()
+    reason: str = ""
+
+
+RING, BUFFER, MISMATCH = "tests/comm/test_ring.py", "tests/comm/test_buffer.py", "tests/comm/test_mismatch.py"
+EXECUTOR, DATA, EQUIVALENCE = (
+    "tests/train/test_executor.py",
+    "tests/train/test_data.py",
+    "tests/train/test_equivalence.py",
+)
+ENVIRONMENT, USAGE, ONE_RANK = (
+    "tests/comm/test_environment.py",
+    "tests/cli/test_usage.py",
+    "tests/failing/test_one_rank.py",
+)
+
+CASES = [
+    # launch
+    Case(
+        "L01",
+        "the launcher starts n worlds of one rank",
+        (
+            f"{USAGE}::test_copies_of_a_world_of_one_are_refused_with_both_numbers_and_the_cure",
+            f"{ENVIRONMENT}::test_a_world_that_is_too_small_is_refused_with_its_cure",
+            f"{ENVIRONMENT}::test_mpich_under_the_mpirun_of_open_mpi_is_refused_before_mpi_init_would_end_it",
+        ),
+    ),
+    Case("L03", "mpirun refuses root", reason="README and Makefile give the variables; CI runs as root on both MPIs"),
+    Case(
+        "L04", "not enough slots", reason="README and Makefile give --oversubscribe; the suite runs 8 ranks on 2 cores"
+    ),
+    Case("L06", "/dev/shm missing or tiny", ("tests/tools/test_doctor.py::test_findings",)),
+    Case(
+        "L07", "more ranks than cores crawl", ("tests/comm/test_waiting.py::test_a_waiting_rank_uses_next_to_nothing",)
+    ),
+    Case("L08", "threads x ranks", (f"{ENVIRONMENT}::test_threads_per_rank",)),
+    Case("L09", "docker0 is taken for the network", reason="README and jobs/env.sh name the variables of each MPI"),
+    Case(
+        "L10",
+        "no launcher and no MPI installed",
+        (
+            "tests/cli/test_train.py::test_one_rank_equals_no_mpi_at_all_and_eight_ranks_to_rounding",
+            "tests/cli/test_train.py::test_help_and_version_need_neither_mpi_nor_torch_and_one_rank_answers",
+            f"{USAGE}::test_a_batch_shell_and_a_step_of_one_task_are_one_process",
+        ),
+    ),
+    # ring
+    Case(
+        "B10",
+        "length not divisible by the ranks",
+        (
+            f"{RING}::test_every_small_length_gives_the_sum_in_ring_order",
+            f"{RING}::test_what_lies_beside_the_array_is_not_touched",
+            f"{RING}::test_traffic_follows_the_formula",
+        ),
+    ),
+    Case(
+        "B12",
+        "a single process",
+        (
+            f"{RING}::test_every_small_length_gives_the_sum_in_ring_order",
+            "tests/comm/test_group.py::test_one_rank_alone_needs_neither_mpi_nor_torch",
+        ),
+    ),
+    Case(
+        "B13",
+        "different shapes or dtypes on different ranks",
+        (
+            f"{MISMATCH}::test_the_first_the_last_or_a_rank_between_may_differ",
+            f"{MISMATCH}::test_fifty_random_disagreements_all_end_with_the_error",
+        ),
+    ),
+    Case("B21", "both sides send first", (f"{RING}::test_no_size_of_message_stops_the_ring",)),
+    # buffers
+    Case(
+        "B01",
+        "more than 2^31 bytes",
+        ("tests/comm/test_large.py::test_more_than_two_gigabytes_are_summed_and_broadcast",),
+    ),
+    Case(
+        "B06",
+        "arrays that are not contiguous",
+        (
+            f"{BUFFER}::test_what_cannot_be_used_in_place_is_refused_by_one_line",
+            f"{BUFFER}::test_refused_arrays_are_refused_before_anything_is_sent",
+        ),
+    ),
+    Case("B08", "arrays without elements", (f"{RING}::test_shapes_are_kept_also_without_elements",)),
+    Case(
+        "B16",
+        "the same array as send and receive buffer",
+        (f"{BUFFER}::test_a_buffer_is_the_arrays_own_memory",),
+        "every collective is in place by design: one array is given, so two views cannot overlap",
+    ),
+    Case(
+        "B17",
+        "a buffer reused before its send is complete",
+        (
+            f"{RING}::test_the_rules_of_buffers_hold_on_a_slow_network",
+            f"{RING}::test_an_array_that_its_caller_forgot_is_still_sent",
+        ),
+    ),
+    Case("B19", "a tag past the allowed maximum", (f"{RING}::test_tags_stay_small_however_many_calls_were_made",)),
+    Case("B20", "communicators never freed", ("tests/comm/test_group.py::test_thousands_of_meshes_use_nothing_up",)),
+    # dtypes
+    Case(
+        "B03",
+        "float16 has no MPI type",
+        (
+            f"{RING}::test_every_dtype_and_operation_is_right_at_the_borders",
+            f"{BUFFER}::test_float16_is_summed_in_float32_and_rounded_once",
+        ),
+    ),
+    Case(
+        "B05",
+        "unusual dtypes and byte orders",
+        (
+            f"{RING}::test_all_gather_moves_any_dtype_bit_for_bit",
+            f"{RING}::test_numbers_of_the_other_byte_order_are_summed",
+            f"{BUFFER}::test_what_has_no_sum_moves_but_is_not_summed",
+        ),
+    ),
+    # dataparallel
+    Case(
+        "D01",
+        "parameters without gradient",
+        (
+            f"{EXECUTOR}::test_a_parameter_nobody_uses_keeps_its_value_and_has_no_optimizer_state",
+            f"{EQUIVALENCE}::test_every_number_of_micro_batches_equals_one",
+        ),
+    ),
+    Case(
+        "D03",
+        "one rank runs out of batches",
+        (
+            f"{DATA}::test_the_pieces_of_all_replicas_are_the_global_batch_in_order",
+            f"{EXECUTOR}::test_fewer_rows_than_ranks_leave_some_with_nothing_to_do",
+        ),
+    ),
+    Case(
+        "D06",
+        "ranks start from different weights",
+        (f"{EXECUTOR}::test_layers_that_differ_by_rank_start_equal_frozen_and_buffers_too",),
+    ),
+    Case(
+        "D09",
+        "a collective inside `if rank == 0`",
+        (
+            f"{MISMATCH}::test_a_call_that_one_rank_makes_in_addition_is_told",
+            f"{MISMATCH}::test_who_still_calls_while_a_rank_closes_gets_the_error",
+            f"{MISMATCH}::test_who_calls_alone_while_all_others_close_gets_the_error",
+        ),
+    ),
+    Case(
+        "D12",
+        "communication in each accumulation step",
+        (f"{EXECUTOR}::test_accumulation_moves_the_gradients_once_an_update",),
+    ),
+    # numerics
+    Case(
+        "P24",
+        "mean of means with unequal micro-batches",
+        (
+            f"{EQUIVALENCE}::test_every_number_of_replicas_equals_one_process",
+            f"{EXECUTOR}::test_a_step_without_a_single_item_changes_nothing",
+        ),
+    ),
+    Case(
+        "D08",
+        "NaN on one rank only",
+        (
+            f"{EXECUTOR}::test_nan_on_one_rank_stops_all_with_step_rank_and_name",
+            f"{EXECUTOR}::test_skipping_leaves_weights_and_optimizer_as_they_were_on_every_rank",
+        ),
+    ),
+    Case(
+        "B14",
+        "the average of integers",
+        (f"{RING}::test_integers_wrap_as_in_numpy",),
+        "the ring sums and never averages; that integers wrap stands in its docstring",
+    ),
+    Case(
+        "B23",
+        "replicas drift apart",
+        (f"{EQUIVALENCE}::test_all_replicas_hold_the_same_bits_and_twice_gives_them_again",),
+    ),
+    Case("P25", "clipping by each stage's own norm", reason="there is no clipping yet"),
+    # ops
+    Case(
+        "O01",
+        "output of ranks mixed or late",
+        (
+            f"{ONE_RANK}::test_an_exception_in_a_training_step_names_its_rank_on_every_line",
+            "tests/report/test_streams.py::test_lines_of_many_processes_stay_whole",
+        ),
+    ),
+    # failure, as far as it goes today
+    Case(
+        "F01",
+        "one rank raises, the others wait for ever",
+        (f"{ONE_RANK}::test_what_ends_one_rank_ends_the_job_with_its_traceback",),
+    ),
+    Case("F04", "follow-up errors without end", (f"{MISMATCH}::test_any_rank_may_be_the_one_that_differs",)),
+    Case("F06", "ranks issue different collectives", (f"{MISMATCH}::test_the_same_calls_in_another_order_are_told",)),
+    Case(
+        "F09",
+        "a lower thread level",
+        ("tests/cli/test_train.py::test_a_lower_thread_level_in_the_environment_is_no_hindrance",),
+    ),
+    Case(
+        "F10",
+        "finished, but the process does not end",
+        (f"{ONE_RANK}::test_a_thread_that_still_runs_does_not_keep_a_finished_job",),
+    ),
+]

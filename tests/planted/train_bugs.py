@@ -1,0 +1,68 @@
+"""Bugs of training, one function each: it plants its bug by monkeypatch. Each must turn the first law red."""
+
+import numpy as np
+
+from hpctrain.model.gradients import FlatGradients
+from hpctrain.train.batches import Batches
+from hpctrain.train.executor import Agreement, Executor
+
+
+def gradients_of_the_step_before_stay(monkeypatch):
+    monkeypatch.setattr(FlatGradients, "zero", lambda self: self.attach(self.parameters))
+
+
+def every_rank_divides_by_its_own_count(monkeypatch):
+    exchange = Agreement.exchange
+
+    def own_count(self):
+        items = self._vector[1]
+        exchange(self)
+        self._vector[1] = items * self._num_ranks
+
+    monkeypatch.setattr(Agreement, "exchange", own_count)
+
+
+def all_replicas_read_the_first_piece(monkeypatch):
+    init = Batches.__init__
+    monkeypatch.setattr(
+        Batches, "__init__", lambda self, data, sampler, replica, *rest: init(self, data, sampler, 0, *rest)
+    )
+
+
+def unused_parameters_are_stepped(monkeypatch):
+    monkeypatch.setattr(Agreement, "touched", lambda self: set(self._names))
+
+
+def one_bucket_stays_at_home(monkeypatch):
+    def keep_bucket_0(self, number):
+        if number:
+            self.reductions[number].start()
+        else:
+            self.reductions[0].wait = lambda: None
+
+    monkeypatch.setattr(Executor, "_start_reduction", keep_bucket_0)
+
+
+def the_last_micro_batch_is_forgotten(monkeypatch):
+    backward = Executor._backward
+
+    def forget(self, index):
+        if index == self.batches.num_microbatches - 1:
+            self._in_flight.pop(index, None)
+        backward(self, index)
+
+    monkeypatch.setattr(Executor, "_backward", forget)
+
+
+def every_replica_has_an_order_of_its_own(monkeypatch):
+    init = Batches.__init__
+
+    def own_order(self, data, sampler, replica, *rest):
+        init(self, data, sampler, replica, *rest)
+        rows = sampler.rows
+        sampler.rows = lambda step: np.roll(rows(step), replica)
+
+    monkeypatch.setattr(Batches, "__init__", own_order)
+
+
+BUGS = [value for name, value in sorted(vars().items()) if callable(value) and value.__module__ == __name__]
