@@ -59,6 +59,7 @@ test-mpi-%: venv
 
 equivalence: venv
 	$(LAUNCH) 8 $(BIN)/python -m pytest --with-mpi -m mpi tests/train/test_equivalence.py
+	$(BIN)/python -m pytest tests/train/test_plain_loop.py tests/cli/test_train.py -k "equals or bits"
 
 lint: venv
 	$(BIN)/python -m ruff check .

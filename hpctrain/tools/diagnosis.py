@@ -76,7 +76,7 @@ def _mpi_findings(mpi: dict) -> Iterator[Finding]:
         yield "problem", "the ranks do not know of each other", mpi["world_error"]
     if mpi["thread_multiple"] is False:
         cure = "another build of the library, or unset what lowers it (MPICH: MPIR_CVAR_DEFAULT_THREAD_LEVEL)"
-        yield "problem", "MPI grants less than MPI_THREAD_MULTIPLE", cure
+        yield "warning", "MPI grants less than MPI_THREAD_MULTIPLE: it may wait 100 times slower", cure
     if mpi["library"] and mpi["mpirun_vendor"] not in (None, vendor(mpi["library"])):
         what = f"{mpi['mpirun']} is of {mpi['mpirun_vendor']}, mpi4py loads {library_name(mpi['library'])}"
         yield "problem", what, f"put the mpirun of {vendor(mpi['library'])} first in PATH"
