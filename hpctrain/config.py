@@ -47,7 +47,7 @@ class Config:
         32, "rows of one update over all ranks", minimum=1, alias="--batch-size", metavar="ROWS"
     )
     num_microbatches: int = flag(1, "pieces in which a replica computes its rows", minimum=1, metavar="M")
-    steps: int = flag(250, "updates in all", minimum=1, metavar="N")
+    steps: int = flag(400, "updates in all", minimum=1, metavar="N")
     optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
     lr: float = flag(3e-3, "learning rate", above=0, metavar="RATE")
     momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")

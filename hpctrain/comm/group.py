@@ -70,8 +70,8 @@ class Group:
     def close(self) -> None:
         """Gives the communicator back. Collective; politely waits for the last rank.
 
-        Where ranks disagreed the communicator is left alone: MPI may reuse a freed one, and a message that nobody took would
-        be taken for a new one.
+        Where ranks disagreed the communicator is left alone: MPI may reuse a freed one, and a message that nobody took
+        would be taken for a new one.
         """
         if self.comm is None:
             return

@@ -76,5 +76,5 @@ def take_back(receives) -> None:
     for request in receives:
         request.Cancel()
     backoff = Backoff()
-    while not all([request.Test() for request in receives]):
+    while not all(request.Test() for request in receives):
         backoff.pause()

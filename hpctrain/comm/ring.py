@@ -141,13 +141,13 @@ class Collective:
         if self._ring.size == 1:
             return self
         assert self.done or self._ring.broken, f"{self.name} is under way"
-        self._partials = self._native.partials() if self._num_reducing else self._native
         self._tag = FIRST_TAG + self._ring._num_calls % NUM_TAGS
+        self._signature = self._ring._announce(self._operation, self._native.dtype, len(self._native), self.name)
+        self._partials = self._native.partials() if self._num_reducing else self._native
         self._under_way = deque()  # receives in order, posted and not yet taken
         self._sending = deque()  # (request, message) in order
         self._num_received = self._num_posted = self._num_sent = 0
         self._confirmed = False
-        self._signature = self._ring._announce(self._operation, self._native.dtype, len(self._native), self.name)
         self.done = False
         self._reserve_scratch()
         self._ring._started.append(self)
@@ -244,6 +244,3 @@ class Collective:
         else:
             counters.messages_sent += 1
             counters.bytes_sent += message.size
-
-
-__all__ = ["Collective", "CollectiveMismatch", "Counters", "Ring", "SEGMENT_BYTES"]

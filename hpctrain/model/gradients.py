@@ -26,8 +26,8 @@ class FlatGradients:
     """Gradients of `parameters` (by name, in layer order), those that require none left out.
 
     `allocate(nbytes)` gives the arena as a writable uint8 array. A bucket is closed when it holds `bucket_bytes` or
-    more; a larger parameter is a bucket of its own. `on_ready(bucket number)` is called during an armed backward, in
-    ascending order.
+    more. During an armed backward `on_ready(bucket number)` is called for each complete bucket, in ascending order, and
+    `on_gradient()` after each gradient.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, bucket_bytes: int):
@@ -35,7 +35,8 @@ class FlatGradients:
         self.touched = dict.fromkeys(self.parameters, False)
         self.buckets: list[Bucket] = []
         self.views: dict[str, torch.Tensor] = {}
-        self.on_ready: Callable[[int], None] | None = None
+        self.on_ready: Callable[[int], None] = lambda number: None
+        self.on_gradient: Callable[[], None] = lambda: None
         self._allocate_views(_cut(self.parameters, bucket_bytes), allocate)
         self._bucket_of = {name: i for i, bucket in enumerate(self.buckets) for name in bucket.names}
         self._missing: list[set[str]] = []
@@ -108,14 +109,14 @@ class FlatGradients:
                 self._missing[self._bucket_of[name]].discard(name)
                 while self._num_ready < len(self.buckets) and not self._missing[self._num_ready]:
                     self._report()
+                self.on_gradient()
 
         return hook
 
     def _report(self) -> None:
         number = self._num_ready
         self._num_ready += 1
-        if self.on_ready is not None:
-            self.on_ready(number)
+        self.on_ready(number)
 
 
 def _padded(parameter: nn.Parameter) -> int:

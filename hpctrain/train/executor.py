@@ -45,7 +45,7 @@ class Executor:
         self._reduction_seconds: list[list[float]] = [[] for _ in self.reductions]
         self.peak_in_flight = 0
         self._agreement = Agreement(self._names, mesh)
-        gradients.on_ready = self._start_reduction
+        gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
         self._methods = {
             Op.F: self._forward,
             Op.B: self._backward,
@@ -98,7 +98,6 @@ class Executor:
         if name is not None:
             self._agreement.report(name)
         self.reductions[number].start()
-        self.mesh.progress.poll()
 
     def _reduce(self, _) -> None:
         self.gradients.flush()
