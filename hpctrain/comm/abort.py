@@ -1,8 +1,8 @@
 """One rank's end is everybody's end.
 
-An exception that leaves one rank would let the others wait for it for ever. So whatever gets out of a run on any rank, also
-SystemExit and an import that fails, prints that rank's traceback and ends the whole job at once. An end that all ranks agreed on
-is different: they meet first, politely, and the launcher gets the agreed exit code.
+An exception that leaves one rank would let the others wait for it for ever. So whatever gets out of a run on any
+rank, also SystemExit and an import that fails, prints that rank's traceback and ends the whole job at once. An end
+that all ranks agreed on is different: they meet first, politely, and the launcher gets the agreed exit code.
 """
 
 import os
@@ -40,7 +40,9 @@ def leave(code: int) -> None:
         MPI.Finalize()
     elif code:
         _abort_before_mpi(code)
-    alive = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+    alive = [
+        thread.name for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon
+    ]
     if alive:
         print(f"left without waiting for threads: {', '.join(alive)}", file=sys.stderr)
     _flush()
@@ -62,7 +64,7 @@ def _abort_job(error: BaseException) -> None:
 
 
 def _abort_before_mpi(code: int) -> None:
-    """A rank that ends before MPI_Init leaves the others in it: hydra, for one, does not notice. PMI-1 has a word for it."""
+    """Ending before MPI_Init leaves the others in it: hydra does not notice. PMI-1 has a word for it."""
     if "PMI_FD" in os.environ:
         try:
             os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
@@ -86,7 +88,7 @@ def _meet(world) -> None:
 
 
 def _end_world(world, code: int) -> None:
-    """A non-zero code of one rank makes launchers kill the others and report whichever died first; abort gives just this one."""
+    """One rank's non-zero code makes launchers kill the others and report any of them; abort reports this one."""
     if world.rank == 0:
         world.Abort(code)
     time.sleep(GRACE_SECONDS)

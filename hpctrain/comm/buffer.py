@@ -1,9 +1,9 @@
 """The memory that MPI moves and the array library that adds: the one place that knows of either.
 
-An array comes in as it is (NumPy, or a torch tensor on the CPU) and is seen as a flat `Buffer` on the same memory. Sums are
-made by the array library, never by MPI: the order is ours, and 16-bit floats are right (MPI has no type for bfloat16).
-float16 and bfloat16 are summed in float32, partial sums travel as float32, and each sum is rounded once, at its owner.
-torch is imported only when one of its tensors arrives.
+An array comes in as it is (NumPy, or a torch tensor on the CPU) and is seen as a flat `Buffer` on the same memory.
+Sums are made by the array library, never by MPI: the order is ours, and 16-bit floats are right (MPI has no type for
+bfloat16). float16 and bfloat16 are summed in float32, partial sums travel as float32, and each sum is rounded once,
+at its owner. torch is imported only when one of its tensors arrives.
 """
 
 import numpy as np

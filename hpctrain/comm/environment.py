@@ -62,7 +62,7 @@ def wants_mpi(environ: Mapping[str, str]) -> bool:
 
 
 def check_launcher(said: Announced, library_version: str) -> None:
-    """ValueError when Open MPI's mpirun started a rank that loaded MPICH: MPI_Init would end the process unexplained."""
+    """ValueError when Open MPI's mpirun started a rank that loaded MPICH: MPI_Init would end it unexplained."""
     if said.launcher == MPIRUN_OPENMPI and vendor(library_version) == "MPICH":
         raise ValueError(
             f"{said.launcher} started {said.size} ranks, but mpi4py loaded {_loaded(library_version)}; "

@@ -9,7 +9,7 @@ from hpctrain.plan.grid import Grid
 
 
 class Mesh:
-    """`world`: all ranks; `data`: the replicas of this rank's stage, in replica order. Collective; close it, or use `with`."""
+    """`world`: all ranks; `data`: the replicas of this rank's stage, in order. Collective; close it, or use `with`."""
 
     def __init__(self, comm=None, grid: Grid | None = None):
         size = comm.size if comm is not None else 1

@@ -1,8 +1,9 @@
 """How a rank waits.
 
-MPI's blocking calls spin. Where ranks outnumber cores, seven spinning ranks slow the one that computes four times and more, so
-no such call is made inside a run: everything is non-blocking, and whoever has to wait polls, spins a little, yields, then sleeps
-for a share of the time already waited. A short wait stays short, a long one costs next to nothing.
+MPI's blocking calls spin. Where ranks outnumber cores, seven spinning ranks slow the one that computes four times and
+more, so no such call is made inside a run: everything is non-blocking, and whoever has to wait polls, spins a little,
+yields, then sleeps for a share of the time already waited. A short wait stays short, a long one costs next to
+nothing.
 """
 
 import os

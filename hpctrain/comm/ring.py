@@ -1,8 +1,9 @@
 """Ring collectives by hand over non-blocking messages: reduce-scatter, all-gather, all-reduce.
 
-`plan/ring.py` says which chunk goes where in which step; here each chunk is cut into segments, so that adding one segment
-overlaps with moving the next, and a segment is sent on as soon as it has arrived. Everything happens in place; a collective is an
-operation that one starts, polls and waits for, and may start again. Several may be under way at a time.
+`plan/ring.py` says which chunk goes where in which step; here each chunk is cut into segments, so that adding one
+segment overlaps with moving the next, and a segment is sent on as soon as it has arrived. Everything happens in
+place; a collective is an operation that one starts, polls and waits for, and may start again. Several may be under
+way at a time.
 
     ring = Ring(communicator)             # a private one; collective
     total = ring.all_reduce(array, name="gradients")
@@ -10,8 +11,8 @@ operation that one starts, polls and waits for, and may start again. Several may
     ...                                   # compute; total.poll() moves it on
     total.wait()
 
-Traffic of an all-reduce of S bytes on n ranks: 2(n-1) steps, 2(n-1)/n * S bytes sent by each rank, within the rounding of S into
-n chunks (every message counts, also an empty one, so that nobody finishes before all have joined).
+Traffic of an all-reduce of S bytes on n ranks: 2(n-1) steps, 2(n-1)/n * S bytes sent by each rank, within the
+rounding of S into n chunks (every message counts, also an empty one, so that nobody finishes before all have joined).
 """
 
 import time
@@ -23,7 +24,7 @@ import numpy as np
 
 from hpctrain.comm.buffer import Buffer, allocate, as_buffer
 from hpctrain.comm.progress import Progress, take_back
-from hpctrain.comm.signature import CLOSE, CollectiveMismatch, Signature, SignatureChannel
+from hpctrain.comm.signature import CLOSE, Signature, SignatureChannel
 from hpctrain.plan import ring as plan
 from hpctrain.plan.grid import split_evenly
 
@@ -64,17 +65,17 @@ class Ring:
     def all_reduce(self, array, name: str = "", *, control: bool = False) -> "Collective":
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
 
-        Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. Raises ValueError
-        for an array that cannot be summed in place, CollectiveMismatch where ranks call different things.
+        Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. Raises
+        ValueError for an array that cannot be summed in place, CollectiveMismatch where ranks call different things.
         """
         return Collective(self, "all_reduce", array, name, reduce=True, gather=True, control=control)
 
     def reduce_scatter(self, array, name: str = "") -> "Collective":
-        """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined after it."""
+        """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined."""
         return Collective(self, "reduce_scatter", array, name, reduce=True, gather=False)
 
     def all_gather(self, array, name: str = "") -> "Collective":
-        """Every rank's chunk `rank` of split_evenly(len, size) replaces that chunk everywhere. Any dtype but objects."""
+        """Every rank's chunk `rank` of split_evenly(len, size) replaces that chunk everywhere. Any dtype."""
         return Collective(self, "all_gather", array, name, reduce=False, gather=True)
 
     def close(self) -> None:
@@ -109,7 +110,9 @@ class Ring:
 class Collective:
     """One call on a ring: start, poll until True (or wait). It may be started again when done."""
 
-    def __init__(self, ring: Ring, operation: str, array, name: str, *, reduce: bool, gather: bool, control: bool = False):
+    def __init__(
+        self, ring: Ring, operation: str, array, name: str, *, reduce: bool, gather: bool, control: bool = False
+    ):
         self.name = name or operation
         self._ring, self._operation, self._control = ring, operation, control
         self._array = array  # keeps the memory alive
@@ -118,7 +121,7 @@ class Collective:
             self._native.check_summable()
         self._itemsize = self._native.partial.itemsize if reduce else self._native.itemsize
         self._lay_out(reduce, gather)
-        self._signature, self.done = None, True
+        self._started, self.done = False, True
         self.seconds = 0.0  # from start to end, the last time
 
     def _lay_out(self, reduce: bool, gather: bool) -> None:
@@ -137,7 +140,7 @@ class Collective:
 
     def start(self) -> "Collective":
         """Begins; returns self. All ranks must start the same calls in the same order."""
-        self._began = time.perf_counter()
+        self._started, self._began = True, time.perf_counter()
         if self._ring.size == 1:
             return self
         assert self.done or self._ring.broken, f"{self.name} is under way"
@@ -181,11 +184,10 @@ class Collective:
         return self.done
 
     def wait(self) -> None:
-        """Starts it where that has not happened, and returns when the result is there."""
-        if self.done and self._signature is None:
+        """Starts it where that never happened, and returns when the result is there."""
+        if not self._started:
             self.start()
         self._ring.progress.wait(self.poll)
-        self._signature = None
 
     def _reserve_scratch(self) -> None:
         slots = min(WINDOW, self._num_reducing)
@@ -221,7 +223,7 @@ class Collective:
             self._num_posted += 1
 
     def _may_overwrite(self, index: int) -> bool:
-        """A gathered span lands where a partial sum was sent from, the same number of messages ago: that must have left."""
+        """A gathered span lands where a partial sum was sent from: that must have left."""
         return index < self._num_reducing or self._num_sent > index - self._num_reducing or not self._num_reducing
 
     def _take(self) -> None:

@@ -1,11 +1,12 @@
 """Do all ranks make the same call?
 
-Ranks that disagree about the next collective hang, or add numbers that have nothing to do with each other. So the first thing a
-rank sends to its right neighbour in each call is a signature: call number, operation, dtype, length, name. Whoever sees two that
-differ tells the ring, and every rank ends with an error that names both.
+Ranks that disagree about the next collective hang, or add numbers that have nothing to do with each other. So the
+first thing a rank sends to its right neighbour in each call is a signature: call number, operation, dtype, length,
+name. Whoever sees two that differ tells the ring, and every rank ends with an error that names both.
 
-No rank can finish a collective before word of agreement has come all the way round: what it needs from its left neighbour
-depends on what that one received from its own, and nobody touches data before the signature that announced it was compared.
+No rank can finish a collective before word of agreement has come all the way round: what it needs from its left
+neighbour depends on what that one received from its own, and nobody touches data before the signature that announced
+it was compared.
 """
 
 import hashlib
@@ -56,7 +57,7 @@ class Signature(NamedTuple):
 
 
 def _fit(text: str, size: int) -> bytes:
-    """`text` in at most `size` bytes; of a longer one its beginning and a hash, so that different ones stay different."""
+    """`text` in at most `size` bytes; of a longer one the beginning and a hash, so that others stay different."""
     data = text.encode()
     return data if len(data) <= size else data[: size - 9] + b"~" + hashlib.sha256(data).hexdigest()[:8].encode()
 
