@@ -5,6 +5,7 @@ rank, also SystemExit and an import that fails, prints that rank's traceback and
 that all ranks agreed on is different: they meet first, politely, and the launcher gets the agreed exit code.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -40,13 +41,14 @@ def leave(code: int) -> None:
         MPI.Finalize()
     elif code:
         _abort_before_mpi(code)
-    alive = [
-        thread.name for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon
-    ]
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    alive = [thread.name for thread in threads if not thread.daemon]
     if alive:
         print(f"left without waiting for threads: {', '.join(alive)}", file=sys.stderr)
-    _flush()
-    os._exit(code)
+        _flush()
+        # Python would wait for them, and os._exit skips what MPICH does last: its launcher then kills the other ranks
+        ctypes.CDLL(None).exit(code)
+    sys.exit(code)
 
 
 def _abort_job(error: BaseException) -> None:
