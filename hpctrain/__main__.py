@@ -27,17 +27,24 @@ def answer(argv: list[str]) -> int:
     from hpctrain import cli
 
     if environment.announced(os.environ).rank in (None, 0):
-        cli.answer(argv)
+        try:
+            cli.answer(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `--help | head`: the reader has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def run(argv: list[str]) -> int:
     from hpctrain import cli
 
+    comm = None
     try:
-        comm = start_mpi() if environment.wants_mpi(os.environ) else None
+        if environment.wants_mpi(os.environ):
+            comm = start_mpi()
     except ValueError as error:
-        return refuse(str(error))
+        if argv[:1] != ["doctor"]:  # which explains what is refused here
+            return refuse(str(error))
     return cli.main(argv, comm)
 
 

@@ -67,12 +67,6 @@ class Config:
             if value is not None:
                 check_value(flag_name(each), value, each.type, each.metadata)
 
-    def notes(self, given: set[str]) -> list[str]:
-        """Lines about options that were given and have no effect."""
-        if "momentum" in given and self.optimizer != "momentum":
-            return [f"--momentum has no effect with --optimizer {self.optimizer}"]
-        return []
-
 
 def flag_name(each: dataclasses.Field) -> str:
     return "--" + each.name.replace("_", "-")
@@ -131,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> tuple[Config, set[str]]:
-    """The configuration that `argv` (and the file it names) asks for, and the names of the fields that were given."""
+    """The configuration that `argv` (and the file it names) asks for, and the names of the fields that `argv` gave."""
     texts = parser().parse(argv)
     path = texts.pop("config", None)
     settings = read_toml(path) if path is not None else {}
@@ -141,7 +135,7 @@ def parse(argv: list[str]) -> tuple[Config, set[str]]:
             settings[name] = {**settings.get(name, {}), **_key_values(text)}
         else:
             settings[name] = _convert(fields[name], text)
-    return Config(**settings), set(settings)
+    return Config(**settings), set(texts)
 
 
 def read_toml(path: str) -> dict[str, Any]:

@@ -163,7 +163,7 @@ CASES = [
         (
             f"{MISMATCH}::test_a_call_that_one_rank_makes_in_addition_is_told",
             f"{MISMATCH}::test_who_still_calls_while_a_rank_closes_gets_the_error",
-            f"{MISMATCH}::test_who_calls_alone_while_all_others_close_gets_the_error",
+            f"{MISMATCH}::test_who_calls_alone_while_all_others_close_gives_all_the_error",
         ),
     ),
     Case(

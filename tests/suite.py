@@ -1,9 +1,9 @@
 """The whole test suite: its parts one after another, each under a time limit, and one verdict over all of them.
 
-    python tests/suite.py                      everything
-    python tests/suite.py --parts comm,pure    these parts only
-    python tests/suite.py --mpi-only           what starts MPI, for a second MPI
-    python tests/suite.py --ranks 3            the tests of all parts that run under mpirun, on 3 ranks
+python tests/suite.py                      everything
+python tests/suite.py --parts comm,pure    these parts only
+python tests/suite.py --mpi-only           what starts MPI, for a second MPI
+python tests/suite.py --ranks 3            the tests of all parts that run under mpirun, on 3 ranks
 """
 
 from __future__ import annotations

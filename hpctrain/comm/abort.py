@@ -21,7 +21,7 @@ GRACE_SECONDS = 10  # how long a rank waits for the launcher to end it
 @contextmanager
 def abort_on_error():
     """Everything inside either returns, or ends the job. Covers helper threads too."""
-    threading.excepthook = lambda failure: _abort_job(failure.exc_value)
+    threading.excepthook = _abort_for_thread
     try:
         yield
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: others would wait for this rank
@@ -47,17 +47,29 @@ def leave(code: int) -> None:
         print(f"left without waiting for threads: {', '.join(alive)}", file=sys.stderr)
         _flush()
         # Python would wait for them, and os._exit skips what MPICH does last: its launcher then kills the other ranks
-        ctypes.CDLL(None).exit(code)
+        ctypes.PyDLL(None).exit(code)  # keeps the interpreter's lock: no thread wakes up in the middle of it
     sys.exit(code)
+
+
+def _abort_for_thread(failure) -> None:
+    """SystemExit ends a thread quietly, as everywhere in Python; anything else ends the job."""
+    if not issubclass(failure.exc_type, SystemExit):
+        _abort_job(failure.exc_value)
 
 
 def _abort_job(error: BaseException) -> None:
     code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
     if isinstance(error, KeyboardInterrupt):
         code = 130
-    traceback.print_exception(error, file=sys.stderr)
-    _flush()
-    time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
+    try:
+        traceback.print_exception(error, file=sys.stderr)
+        _flush()
+        time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
+    finally:  # a second interrupt, or a full disk under standard error, must not keep the others waiting
+        _end_all(code)
+
+
+def _end_all(code: int) -> None:
     world = _world()
     if world is not None:
         world.Abort(code)

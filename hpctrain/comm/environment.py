@@ -107,10 +107,6 @@ def cores_allowed() -> list[int]:
     return cores[: max(1, int(quota))]
 
 
-def cores_available() -> int:
-    return len(cores_allowed())
-
-
 def threads_per_rank(places: Iterable[tuple[str, Iterable[int]]]) -> int:
     """Threads that every rank can have; `places` holds each rank's host and its `cores_allowed`.
 

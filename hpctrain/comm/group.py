@@ -16,7 +16,10 @@ PIECE_BYTES = 64 << 20  # a broadcast is cut, so that no count comes near 2^31
 
 
 class Group:
-    """All ranks of `comm`, or this process alone (`comm` None). The communicator must be private to it."""
+    """All ranks of `comm`, or this process alone (`comm` None). The communicator must be private to it.
+
+    Every method is collective, and raises CollectiveMismatch on all ranks where they call different ones.
+    """
 
     def __init__(self, comm=None, progress: Progress | None = None):
         self.comm = comm
@@ -25,21 +28,22 @@ class Group:
         self.ring = Ring(comm, self.progress)
 
     def barrier(self) -> None:
-        """Returns when all ranks have come. Collective."""
+        """Returns when all ranks have come."""
         if self.size > 1:
-            self._wait(self.comm.Ibarrier())
+            self.ring.agree("barrier")
 
     def broadcast(self, array, root: int = 0) -> None:
-        """`array` of rank `root` replaces everybody's; same length and dtype everywhere. Collective."""
+        """`array` of rank `root` replaces everybody's; same length and dtype everywhere."""
         buffer = as_buffer(array)
         if self.size == 1:
             return
+        self.ring.agree("broadcast", buffer.dtype, len(buffer), f"from {root}")
         data = buffer.message(0, len(buffer))
         for start in range(0, data.size, PIECE_BYTES):
-            self._wait(self.comm.Ibcast(data[start : start + PIECE_BYTES], root))
+            self.ring.wait(self.comm.Ibcast(data[start : start + PIECE_BYTES], root))
 
     def broadcast_json(self, value, root: int = 0):
-        """The value of rank `root`, on every rank. Collective."""
+        """The value of rank `root`, on every rank."""
         if self.size == 1:
             return json.loads(json.dumps(value))
         data = np.frombuffer(json.dumps(value).encode(), np.uint8) if self.rank == root else np.empty(0, np.uint8)
@@ -50,36 +54,33 @@ class Group:
         return json.loads(data.tobytes())
 
     def gather_json(self, value) -> list | None:
-        """Everybody's values in rank order on rank 0, None elsewhere. Collective."""
+        """Everybody's values in rank order on rank 0, None elsewhere."""
         if self.size == 1:
             return [json.loads(json.dumps(value))]
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        self.ring.agree("gather")
         lengths = np.zeros(self.size, np.int64)
-        self._wait(self.comm.Igather(np.array([data.size], np.int64), lengths))
+        self.ring.wait(self.comm.Igather(np.array([data.size], np.int64), lengths))
         everything = np.empty(int(lengths.sum()), np.uint8)
-        self._wait(self.comm.Igatherv(data, [everything, lengths]))
+        self.ring.wait(self.comm.Igatherv(data, [everything, lengths]))
         if self.rank != 0:
             return None
         pieces = np.split(everything, np.cumsum(lengths)[:-1])
         return [json.loads(piece.tobytes()) for piece in pieces]
 
     def all_gather_json(self, value) -> list:
-        """Everybody's values in rank order, on every rank. Collective."""
+        """Everybody's values in rank order, on every rank."""
         return self.broadcast_json(self.gather_json(value))
 
     def close(self) -> None:
-        """Gives the communicator back. Collective; politely waits for the last rank.
+        """Gives the communicator back, politely after the last rank has come.
 
-        Where ranks disagreed the communicator is left alone: MPI may reuse a freed one, and a message that nobody took
-        would be taken for a new one.
+        Where ranks disagreed each closes alone, and the communicator is left as it is: MPI may reuse a freed one, and a
+        message that nobody took would be taken for a new one.
         """
         if self.comm is None:
             return
         self.ring.close()
-        self.barrier()
         if not self.ring.broken:
             self.comm.Free()
         self.comm = None
-
-    def _wait(self, request) -> None:
-        self.progress.wait(request.Test)

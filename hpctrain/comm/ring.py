@@ -1,9 +1,7 @@
 """Ring collectives by hand over non-blocking messages: reduce-scatter, all-gather, all-reduce.
 
-`plan/ring.py` says which chunk goes where in which step; here each chunk is cut into segments, so that adding one
-segment overlaps with moving the next, and a segment is sent on as soon as it has arrived. Everything happens in
-place; a collective is an operation that one starts, polls and waits for, and may start again. Several may be under
-way at a time.
+Everything happens in place. A collective is an operation that one starts, polls and waits for, and may start again;
+several may be under way at a time.
 
     ring = Ring(communicator)             # a private one; collective
     total = ring.all_reduce(array, name="gradients")
@@ -15,29 +13,13 @@ Traffic of an all-reduce of S bytes on n ranks: 2(n-1) steps, 2(n-1)/n * S bytes
 rounding of S into n chunks (every message counts, also an empty one, so that nobody finishes before all have joined).
 """
 
-import time
-from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-
-from hpctrain.comm.buffer import Buffer, allocate, as_buffer
-from hpctrain.comm.progress import Progress, take_back
-from hpctrain.comm.signature import CLOSE, Signature, SignatureChannel
-from hpctrain.plan import ring as plan
-from hpctrain.plan.grid import split_evenly
+from hpctrain.comm.collective import Collective
+from hpctrain.comm.progress import Progress
+from hpctrain.comm.signature import Signature, SignatureChannel
 
 SEGMENT_BYTES = 1 << 20
-WINDOW = 8  # receives posted ahead
-FIRST_TAG, NUM_TAGS = 2, 16384  # tags wrap: far below the 32767 that every MPI grants, far more than calls under way
-
-
-class Span(NamedTuple):
-    """Elements [start, stop) of the array."""
-
-    start: int
-    stop: int
 
 
 @dataclass
@@ -57,12 +39,12 @@ class Ring:
         self.progress = progress or Progress()
         self.counters = Counters()
         self.segment_bytes = segment_bytes
-        self._comm = comm
-        self._channel = SignatureChannel(comm) if self.size > 1 else None
-        self._num_calls, self._closed = 0, False
-        self._started: list[Collective] = []  # and not done
+        self.comm = comm
+        self.channel = SignatureChannel(comm) if self.size > 1 else None
+        self.num_calls, self._closed = 0, False
+        self.active: list[Collective] = []  # started and not done
 
-    def all_reduce(self, array, name: str = "", *, control: bool = False) -> "Collective":
+    def all_reduce(self, array, name: str = "", *, control: bool = False) -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
 
         Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. Raises
@@ -70,179 +52,54 @@ class Ring:
         """
         return Collective(self, "all_reduce", array, name, reduce=True, gather=True, control=control)
 
-    def reduce_scatter(self, array, name: str = "") -> "Collective":
+    def reduce_scatter(self, array, name: str = "") -> Collective:
         """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined."""
         return Collective(self, "reduce_scatter", array, name, reduce=True, gather=False)
 
-    def all_gather(self, array, name: str = "") -> "Collective":
+    def all_gather(self, array, name: str = "") -> Collective:
         """Every rank's chunk `rank` of split_evenly(len, size) replaces that chunk everywhere. Any dtype."""
         return Collective(self, "all_gather", array, name, reduce=False, gather=True)
 
+    def agree(self, operation: str, dtype: str = "", length: int = 0, name: str = "") -> None:
+        """Returns when all ranks have made this same call, for what is no collective of the ring; a barrier besides."""
+        signature = self.announce(operation, dtype, length, name)
+        self.progress.wait(lambda: self.channel.confirmed(signature))
+        self.wait(self.comm.Ibarrier())  # which whoever disagrees does not enter
+
+    def wait(self, request) -> None:
+        """Waits for an MPI request of all ranks. Raises CollectiveMismatch where one of them does something else."""
+        self.progress.wait(lambda: self.channel.poll() or request.Test())
+
     def close(self) -> None:
-        """Ends the ring. Collective: a rank that still wants to call something gets an error. Safe on a broken ring."""
+        """Ends the ring, when what is under way is done. Collective.
+
+        A rank that still wants to call something gets CollectiveMismatch, and so do those that close. Safe on a broken
+        ring, which is closed by each rank alone.
+        """
         if self._closed or self.size == 1:
             return
         if self.broken:
-            for collective in self._started:  # stays in this list: a send that nobody took may still need its memory
+            for collective in self.active:  # stays in this list: a send that nobody took may still need its memory
                 self.progress.remove(collective)
-                take_back(collective._under_way)
-            self._channel.abandon()
+                collective.abandon()
+            self.channel.abandon()
         else:
-            signature = self._announce(CLOSE, "", 0, "")
-            self.progress.wait(lambda: self._channel.confirmed(signature))
-            self.progress.wait(self._channel.drained)
+            self.progress.wait(lambda: not self.active)
+            self.agree("close")  # from here on no word can come on this ring
+            self.progress.wait(self.channel.drained)
+            self.channel.abandon()
+            self.progress.wait(self.comm.Ibarrier().Test)  # nobody speaks on a next ring before all stopped listening
         self._closed = True
 
     @property
     def broken(self) -> bool:
         """Whether ranks disagreed; messages that nobody takes may be on their way then."""
-        return self._channel is not None and self._channel.broken
+        return self.channel is not None and self.channel.broken
 
-    def _announce(self, operation: str, dtype: str, length: int, name: str) -> Signature:
+    def announce(self, operation: str, dtype: str, length: int, name: str) -> Signature:
         assert not self._closed, "the ring is closed"
-        signature = Signature(self.rank, self._num_calls, operation, dtype, length, name)
-        self._num_calls += 1
-        self._channel.announce(signature)
+        signature = Signature(self.rank, self.num_calls, operation, dtype, length, name)
+        self.num_calls += 1
+        self.channel.announce(signature)
         self.counters.control_messages += 1
         return signature
-
-
-class Collective:
-    """One call on a ring: start, poll until True (or wait). It may be started again when done."""
-
-    def __init__(
-        self, ring: Ring, operation: str, array, name: str, *, reduce: bool, gather: bool, control: bool = False
-    ):
-        self.name = name or operation
-        self._ring, self._operation, self._control = ring, operation, control
-        self._array = array  # keeps the memory alive
-        self._native = as_buffer(array)
-        if reduce:
-            self._native.check_summable()
-        self._itemsize = self._native.partial.itemsize if reduce else self._native.itemsize
-        self._lay_out(reduce, gather)
-        self._started, self.done = False, True
-        self.seconds = 0.0  # from start to end, the last time
-
-    def _lay_out(self, reduce: bool, gather: bool) -> None:
-        """Sends and receives as spans, in order: all segments of a step, then the next step."""
-        rank, size = self._ring.rank, self._ring.size
-        chunks = split_evenly(len(self._native), size)
-        longest = len(chunks[0]) * self._itemsize
-        self._pieces = pieces = max(1, -(-longest // self._ring.segment_bytes))
-        spans = [[Span(c.start + p.start, c.start + p.stop) for p in split_evenly(len(c), pieces)] for c in chunks]
-        reducing = plan.scatter_reduce(rank, size) if reduce else []
-        gathering = plan.all_gather(rank, size) if gather else []
-        self._sends = [span for step in reducing + gathering for span in spans[step.send]]
-        self._receives = [span for step in reducing + gathering for span in spans[step.receive]]
-        self._num_reducing = len(reducing) * pieces
-        self._scratch_span = max((stop - start for start, stop in spans[0]), default=0)
-
-    def start(self) -> "Collective":
-        """Begins; returns self. All ranks must start the same calls in the same order."""
-        self._started, self._began = True, time.perf_counter()
-        if self._ring.size == 1:
-            return self
-        assert self.done or self._ring.broken, f"{self.name} is under way"
-        self._tag = FIRST_TAG + self._ring._num_calls % NUM_TAGS
-        self._signature = self._ring._announce(self._operation, self._native.dtype, len(self._native), self.name)
-        self._partials = self._native.partials() if self._num_reducing else self._native
-        self._under_way = deque()  # receives in order, posted and not yet taken
-        self._sending = deque()  # (request, message) in order
-        self._num_received = self._num_posted = self._num_sent = 0
-        self._confirmed = False
-        self.done = False
-        self._reserve_scratch()
-        self._ring._started.append(self)
-        self._ring.progress.add(self)
-        for _ in range(min(self._pieces, len(self._sends))):
-            self._send_next()
-        self.poll()
-        return self
-
-    def poll(self) -> bool:
-        """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
-        if self.done:
-            return True
-        if not self._confirmed:
-            self._confirmed = self._ring._channel.confirmed(self._signature)
-            if not self._confirmed:
-                return False
-        self._retire_sends()
-        self._post_receives()
-        while self._under_way and self._under_way[0].Test():
-            self._under_way.popleft()
-            self._take()
-            self._retire_sends()
-            self._post_receives()
-        self.done = self._num_received == len(self._receives) and not self._sending
-        if self.done:
-            self.seconds = time.perf_counter() - self._began
-            self._ring._started.remove(self)
-        else:
-            self._ring._channel.poll()
-        return self.done
-
-    def wait(self) -> None:
-        """Starts it where that never happened, and returns when the result is there."""
-        if not self._started:
-            self.start()
-        self._ring.progress.wait(self.poll)
-
-    def _reserve_scratch(self) -> None:
-        slots = min(WINDOW, self._num_reducing)
-        length = self._scratch_span
-        memory = allocate(slots * length * self._itemsize).view(self._partials.values.dtype)
-        self._scratch = [Buffer(memory[slot * length : (slot + 1) * length]) for slot in range(slots)]
-
-    def _memory(self, index: int) -> Buffer:
-        return self._partials if index < self._num_reducing else self._native
-
-    def _send_next(self) -> None:
-        index = self._num_sent + len(self._sending)
-        message = self._memory(index).message(*self._sends[index])
-        request = self._ring._comm.Isend(message, (self._ring.rank + 1) % self._ring.size, self._tag)
-        self._sending.append((request, message))
-        self._count(message)
-
-    def _retire_sends(self) -> None:
-        while self._sending and self._sending[0][0].Test():
-            self._sending.popleft()
-            self._num_sent += 1
-
-    def _post_receives(self) -> None:
-        limit = min(len(self._receives), self._num_received + WINDOW)
-        while self._num_posted < limit and self._may_overwrite(self._num_posted):
-            index = self._num_posted
-            span = self._receives[index]
-            if index < self._num_reducing:
-                message = self._scratch[index % WINDOW].message(0, span.stop - span.start)
-            else:
-                message = self._native.message(*span)
-            self._under_way.append(self._ring._comm.Irecv(message, (self._ring.rank - 1) % self._ring.size, self._tag))
-            self._num_posted += 1
-
-    def _may_overwrite(self, index: int) -> bool:
-        """A gathered span lands where a partial sum was sent from: that must have left."""
-        return index < self._num_reducing or self._num_sent > index - self._num_reducing or not self._num_reducing
-
-    def _take(self) -> None:
-        """The next message has arrived: add it, or it lies in place already; pass on what now can travel."""
-        index = self._num_received
-        span = self._receives[index]
-        self._num_received += 1
-        if index < self._num_reducing:
-            received = self._scratch[index % WINDOW].values[: span.stop - span.start]
-            self._partials.add(span.start, received)
-            if index >= self._num_reducing - self._pieces:
-                self._native.finish(*span, self._partials)
-        if self._num_sent + len(self._sending) < len(self._sends):
-            self._send_next()
-
-    def _count(self, message: np.ndarray) -> None:
-        counters = self._ring.counters
-        if self._control:
-            counters.control_messages += 1
-        else:
-            counters.messages_sent += 1
-            counters.bytes_sent += message.size

@@ -21,7 +21,6 @@ CONTROL_TAG = 1
 _SIGNATURE = struct.Struct("<iq16s16sq64s")
 _MESSAGE = struct.Struct(f"<ii{_SIGNATURE.size}s{_SIGNATURE.size}s")  # kind, rank that detected, two signatures
 _ANNOUNCE, _DISAGREE = 1, 2
-CLOSE = "close"  # the operation after which no call comes
 
 
 class CollectiveMismatch(RuntimeError):
@@ -70,18 +69,16 @@ class SignatureChannel:
         self._right, self._left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         self._incoming = np.empty(_MESSAGE.size, np.uint8)
         self._receive = None
-        self._left_closed = False
         self._sends = []  # (request, buffer): a buffer lives until MPI has taken it
         self._arrived: dict[int, Signature] = {}
         self._broken: str | None = None
-        self.messages_sent = self.bytes_sent = 0
 
     def announce(self, own: Signature) -> None:
         """Tells the right neighbour; raises at once on a ring that is broken already."""
         if self._broken:
             raise CollectiveMismatch(self._broken)
         self._send(_MESSAGE.pack(_ANNOUNCE, own.rank, own.pack(), b""))
-        if self._receive is None and not self._left_closed:
+        if self._receive is None:
             self._post()
 
     def confirmed(self, own: Signature) -> bool:
@@ -110,10 +107,7 @@ class SignatureChannel:
                 self._fail(Signature.unpack(first), Signature.unpack(second))
             signature = Signature.unpack(first)
             self._arrived[signature.call] = signature
-            self._receive = None
-            self._left_closed = signature.operation == CLOSE
-            if not self._left_closed:
-                self._post()
+            self._post()
 
     def drained(self) -> bool:
         """Whether every message that was sent has left."""
@@ -125,7 +119,7 @@ class SignatureChannel:
         return self._broken is not None
 
     def abandon(self) -> None:
-        """Takes back the receive that a broken ring still has posted."""
+        """Takes back the receive for a call that does not come."""
         if self._receive is not None:
             take_back([self._receive])
             self._receive = None
@@ -134,8 +128,6 @@ class SignatureChannel:
         self.drained()
         data = np.frombuffer(message, np.uint8)
         self._sends.append((self._comm.Isend(data, self._right, CONTROL_TAG), data))
-        self.messages_sent += 1
-        self.bytes_sent += data.size
 
     def _post(self) -> None:
         self._receive = self._comm.Irecv(self._incoming, self._left, CONTROL_TAG)

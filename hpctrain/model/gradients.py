@@ -78,7 +78,14 @@ class FlatGradients:
         self._num_ready = 0
 
     def flush(self) -> None:
-        """Reports the buckets that no backward completed: their parameters were not used, their gradient is zero."""
+        """Reports the buckets that no backward completed: their parameters were not used, their gradient is zero.
+
+        So is the gradient of a parameter that was cut off and not used since.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                self.views[name].zero_()
+                self.touched[name] = False
         if self._num_ready == len(self.buckets) and not self._missing:
             self.arm()
         while self._num_ready < len(self.buckets):
@@ -106,12 +113,22 @@ class FlatGradients:
                 parameter.grad = view
             self.touched[name] = True
             if self._missing:
-                self._missing[self._bucket_of[name]].discard(name)
-                while self._num_ready < len(self.buckets) and not self._missing[self._num_ready]:
-                    self._report()
-                self.on_gradient()
+                self._complete(name)
 
         return hook
+
+    def _complete(self, name: str) -> None:
+        """The gradient of this parameter is whole; so may be its bucket, and those behind it."""
+        bucket = self._bucket_of[name]
+        if bucket < self._num_ready:
+            raise RuntimeError(
+                f"{name} got a second gradient in one backward, after its sum began to move: "
+                "use it once, or checkpoint it with use_reentrant=False"
+            )
+        self._missing[bucket].discard(name)
+        while self._num_ready < len(self.buckets) and not self._missing[self._num_ready]:
+            self._report()
+        self.on_gradient()
 
     def _report(self) -> None:
         number = self._num_ready

@@ -32,13 +32,3 @@ def scatter_reduce(rank: int, num_ranks: int) -> list[RingStep]:
 def all_gather(rank: int, num_ranks: int) -> list[RingStep]:
     """The received chunk replaces the own one; begins with chunk `rank`, ends with all chunks everywhere."""
     return [RingStep((rank - step) % num_ranks, (rank - step - 1) % num_ranks) for step in range(num_ranks - 1)]
-
-
-def summation_order(chunk: int, num_ranks: int) -> list[int]:
-    """Ranks in the order in which their shares of `chunk` are added."""
-    return [(chunk + 1 + step) % num_ranks for step in range(num_ranks)]
-
-
-def bytes_sent(chunk_bytes: list[int], steps: list[RingStep]) -> int:
-    """Payload bytes that a rank sends in `steps`, given the size of each chunk."""
-    return sum(chunk_bytes[step.send] for step in steps)

@@ -38,8 +38,3 @@ def one_stage(num_microbatches: int) -> Iterator[Action]:
         yield Action(Op.F, microbatch)
         yield Action(Op.B, microbatch)
     yield from (Action(Op.REDUCE), Action(Op.AGREE), Action(Op.STEP))
-
-
-def render(actions) -> str:
-    """The list as one line of text: `F0 B0 REDUCE AGREE STEP`."""
-    return " ".join(str(action) for action in actions)

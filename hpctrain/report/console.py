@@ -1,4 +1,4 @@
-"""What the user sees of a run while it lasts, and of its end. Only the rank that prints builds a Progress.
+"""What the user sees of a run while it lasts, and of its end. Only the rank that prints builds a ProgressLine.
 
 On a terminal one line stays in place and changes. A log file or a pipe, which is what a batch job and mpirun give,
 would keep every change, so there the run leaves at most 21 plain lines. Rich draws; the rank that prints imports it.
@@ -16,7 +16,7 @@ PLAIN_LINES = 20
 REFRESH_SECONDS = 0.1
 
 
-class Progress:
+class ProgressLine:
     """Shows the steps of a run of `num_steps` on `stream` (standard output)."""
 
     def __init__(self, num_steps: int, stream: TextIO | None = None):

@@ -40,6 +40,12 @@ class PrefixedStream(io.TextIOBase):
         self._stream.write(line)
         self._stream.flush()
         if self.log is not None:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("a", encoding="utf-8") as file:
+            self._append(self.log, line)
+
+    def _append(self, log: Path, line: str) -> None:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a", encoding="utf-8") as file:
                 file.write(line)
+        except OSError:  # a full disk: the screen has the line, and what it tells of matters more
+            self.log = None

@@ -19,21 +19,25 @@ def run(argv: list[str], comm) -> int:
     mesh = Mesh(comm)
     if mesh.world.size > 1:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
-    plan = mesh.world.broadcast_json(prepare(argv, mesh.world.size) if mesh.rank == 0 else None)
-    if "usage" in plan:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a sample of text may hold what a screen cannot show
+    prepared = mesh.world.broadcast_json(prepare(argv, mesh.world.size) if mesh.rank == 0 else None)
+    if "usage" in prepared:
         if mesh.rank == 0:
-            print(f"hpctrain: {plan['usage']}", file=sys.stderr)
+            print(f"hpctrain: {prepared['usage']}", file=sys.stderr)
         mesh.close()
         return 2
-    config, folder = with_threads(Config(**plan["config"]), mesh), Path(plan["folder"])
+    config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
         layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
         (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
-    from hpctrain.train.run import train  # torch comes in here, after MPI and after every mistake that needs neither
+    from hpctrain.train.run import (
+        run_training,  # torch comes in here, after MPI and after every mistake that needs neither
+    )
 
-    code = train(config, folder, mesh)
+    code = run_training(config, folder, mesh)
     mesh.close()
     return code
 
@@ -42,14 +46,29 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
     """On rank 0: the configuration and the run's folder, or under `usage` what is wrong with what was asked for."""
     try:
         config, given = parse(argv)
-        options = task_options(build_task(config.task, config.task_option, config.data))
+        task = build_task(config.task, config.task_option, config.data)
         folder = make_run_folder(config)
     except ValueError as error:
         return {"usage": str(error)}
-    for note in config.notes(given):
+    for note in notes(config, given, num_ranks, len(task.dataset("train"))):
         print(f"note: {note}", file=sys.stderr)
-    settled = replace(config, task_option={key: str(value) for key, value in options.items()}, run_dir=None)
-    return {"config": asdict(settled), "folder": str(folder)}
+    options = {key: str(value) for key, value in task_options(task).items()}
+    data = config.data and str(Path(config.data).absolute())
+    return {"config": asdict(replace(config, task_option=options, data=data, run_dir=None)), "folder": str(folder)}
+
+
+def notes(config: Config, given: set[str], num_ranks: int, num_rows: int) -> list[str]:
+    """Lines about flags without effect and about sizes that do not fit each other."""
+    lines = []
+    rows, pieces = config.global_batch_size, num_ranks * config.num_microbatches
+    if "momentum" in given and config.optimizer != "momentum":
+        lines.append(f"--momentum has no effect with --optimizer {config.optimizer}")
+    if rows > num_rows:
+        lines.append(f"--global-batch-size {rows}: the data has {num_rows} rows, so every update takes them all")
+    if min(rows, num_rows) < pieces:
+        idle = pieces - min(rows, num_rows)
+        lines.append(f"--global-batch-size {rows}: {idle} of the {pieces} pieces of each update have no row to compute")
+    return lines
 
 
 def make_run_folder(config: Config) -> Path:

@@ -5,21 +5,19 @@ happens at STEP: ragged batches, masks, schedules and layouts all give the gradi
 global batch.
 """
 
-import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.stage import Stage
 from hpctrain.plan.schedule import Action, Op
+from hpctrain.train.agreement import Agreement
 from hpctrain.train.batches import Batches, MicroBatch
 from hpctrain.train.errors import NotFinite
-
-LOSS = "loss"
+from hpctrain.train.reduction import Reduction
 
 
 @dataclass
@@ -39,12 +37,9 @@ class Executor:
     ):
         self.stage, self.gradients, self.optimizer = stage, gradients, optimizer
         self.batches, self.loss, self.mesh, self.on_nan = batches, loss, mesh, on_nan
-        self._names = list(gradients.parameters)
-        ring = mesh.data.ring
-        self.reductions = [ring.all_reduce(b.flat, f"gradients {i}") for i, b in enumerate(gradients.buckets)]
-        self._reduction_seconds: list[list[float]] = [[] for _ in self.reductions]
+        self.reduction = Reduction(gradients, mesh.data.ring)
         self.peak_in_flight = 0
-        self._agreement = Agreement(self._names, mesh)
+        self._agreement = Agreement(list(gradients.parameters), mesh)
         gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
         self._methods = {
             Op.F: self._forward,
@@ -54,25 +49,18 @@ class Executor:
             Op.STEP: self._step,
         }
 
-    def run(self, actions: Iterable[Action], step: int) -> StepResult:
-        """One training step (numbered from 0)."""
+    def run(self, actions: Sequence[Action], step: int) -> StepResult:
+        """One training step (numbered from 0). Gradients begin to move during the last B."""
         self.step_number = step
         self.gradients.zero()
         self._agreement.clear()
         self._in_flight: dict[int, torch.Tensor] = {}
-        for action in actions:
+        last_backward = max(place for place, action in enumerate(actions) if action.op is Op.B)
+        for place, action in enumerate(actions):
+            if place == last_backward:
+                self.gradients.arm()
             self._methods[action.op](action.microbatch)
         return self.result
-
-    def reduction_figures(self) -> list[dict]:
-        """For each bucket: bytes, median seconds from start to end (waiting for others included), bus bandwidth."""
-        figures = []
-        for bucket, seconds in zip(self.gradients.buckets, self._reduction_seconds):
-            size, median = bucket.flat.nbytes, statistics.median(seconds or [0.0])
-            share = 2 * (self.mesh.data.size - 1) / self.mesh.data.size
-            bandwidth = share * size / median if median and share else None
-            figures.append({"algorithm": "ring", "bytes": size, "seconds": median, "bus_bandwidth": bandwidth})
-        return figures
 
     def _forward(self, index: int) -> None:
         batch: MicroBatch | None = self.batches.microbatch(self.step_number, index)
@@ -86,8 +74,6 @@ class Executor:
         self.mesh.progress.poll()
 
     def _backward(self, index: int) -> None:
-        if index == self.batches.num_microbatches - 1:
-            self.gradients.arm()
         loss = self._in_flight.pop(index, None)
         if loss is not None and loss.requires_grad:
             loss.backward()
@@ -97,13 +83,11 @@ class Executor:
         name = self.gradients.not_finite(self.gradients.buckets[number])
         if name is not None:
             self._agreement.report(name)
-        self.reductions[number].start()
+        self.reduction.start(number)
 
     def _reduce(self, _) -> None:
         self.gradients.flush()
-        for reduction, seconds in zip(self.reductions, self._reduction_seconds):
-            reduction.wait()
-            seconds.append(reduction.seconds)
+        self.reduction.wait()
 
     def _agree(self, _) -> None:
         self._agreement.touch(name for name, touched in self.gradients.touched.items() if touched)
@@ -128,65 +112,3 @@ class Executor:
         names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets)
         name = next((name for name in names if name is not None), None)
         return name and f"the sum of the gradients of {name} over all ranks is not finite"
-
-
-class Agreement:
-    """The one small exchange of a step: loss, items, what is not finite on which rank, which parameters anybody
-    touched.
-
-    It is one vector of float64, summed over the replicas: [loss, items, fault of each rank, uses of each parameter].
-    A fault is 0, or 1 for the loss, or 2 + the number of a parameter.
-    """
-
-    def __init__(self, names: list[str], mesh: Mesh):
-        self._names = names
-        self._mesh = mesh
-        self._num_ranks = mesh.data.size
-        self._vector = np.zeros(2 + self._num_ranks + len(names))
-        self._faults = self._vector[2 : 2 + self._num_ranks]
-        self._uses = self._vector[2 + self._num_ranks :]
-        self._exchange = mesh.data.ring.all_reduce(self._vector, "agree", control=True)
-
-    def clear(self) -> None:
-        self._vector[:] = 0
-
-    def add_loss(self, loss: float, items: int) -> None:
-        if np.isfinite(loss):
-            self._vector[:2] += loss, items
-        else:
-            self.report(LOSS)
-
-    def report(self, name: str) -> None:
-        """This rank's loss, or the gradient of the parameter named, is not finite; the first report stands."""
-        if not self._faults[self._mesh.data.rank]:
-            self._faults[self._mesh.data.rank] = 1 if name == LOSS else 2 + self._names.index(name)
-
-    def touch(self, names: Iterable[str]) -> None:
-        used = set(names)
-        self._uses[:] = [name in used for name in self._names]
-
-    def exchange(self) -> None:
-        self._exchange.start()
-        self._exchange.wait()
-
-    @property
-    def loss(self) -> float:
-        return float(self._vector[0])
-
-    @property
-    def items(self) -> int:
-        return round(float(self._vector[1]))
-
-    def touched(self) -> set[str]:
-        """Parameters that got a gradient on any replica."""
-        return {name for name, uses in zip(self._names, self._uses) if uses}
-
-    def fault(self) -> str | None:
-        """What is not finite, and on which rank; None when all is well."""
-        ranks = self._mesh.grid.replicas_of(self._mesh.stage)
-        parts = []
-        for rank, fault in zip(ranks, self._faults):
-            if fault:
-                what = "the loss" if fault == 1 else f"the gradient of {self._names[int(fault) - 2]}"
-                parts.append(f"{what} on rank {rank}")
-        return f"not finite: {', '.join(parts)}" if parts else None

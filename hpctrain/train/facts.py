@@ -11,7 +11,7 @@ from hpctrain.comm.environment import library_name
 from hpctrain.comm.mesh import Mesh
 
 
-def environment(mesh: Mesh, threads: int, data_sha256: str) -> dict:
+def environment(mesh: Mesh, threads: int, data_sha256: str | None) -> dict:
     """The summary's `environment`. Collective."""
     hosts = mesh.world.all_gather_json(socket.gethostname())
     return {

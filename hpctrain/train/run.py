@@ -8,7 +8,7 @@ import torch
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.model.weights import combined, fingerprints, save_weights
-from hpctrain.report.console import Progress, print_closing
+from hpctrain.report.console import ProgressLine, print_closing
 from hpctrain.report.metrics import MetricsFile
 from hpctrain.report.summary import write_json
 from hpctrain.tasks.protocol import build_task
@@ -21,77 +21,90 @@ from hpctrain.train.start import raise_where_different
 from hpctrain.train.trainer import Trainer
 
 
-def train(config: Config, folder: Path, mesh: Mesh) -> int:
+def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     """Trains on all ranks; returns the exit code. Collective."""
     torch.set_num_threads(config.threads)
     task = build_task(config.task, config.task_option, config.data)
     recorder = Recorder(folder, config.steps) if mesh.rank == 0 else None
     try:
+        data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
         trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None)
         trainer.train()
-        summary = summarise(config, task, trainer, mesh)
+        weights_sha256 = save_final_weights(executor, folder, mesh)
     except AgreedError as error:
         if recorder:
             recorder.close()
             print(f"hpctrain: {error}", file=sys.stderr)
         return 1
+    hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
+    summary = summarise(config, task, trainer, mesh, hashes)
     if recorder:
         recorder.close()
         leave_behind(summary, executor, task, folder)
     return 0
 
 
-def summarise(config: Config, task, trainer: Trainer, mesh: Mesh) -> dict:
-    """The summary of a finished run, on every rank. Raises AgreedError where replicas drifted apart. Collective."""
-    executor = trainer.executor
-    rows = max(1, config.global_batch_size // mesh.data.size)
-    metrics = evaluate(executor.stage, task.metric, task.dataset("eval"), rows, DTYPES[config.precision], mesh)
+def same_data(task, mesh: Mesh) -> str | None:
+    """The digest of the data that all ranks read. Raises AgreedError where some read other data. Collective."""
+    digest = task.data_sha256() if hasattr(task, "data_sha256") else None
+    raise_where_different(mesh.world, [f"sha256 {digest}"], "reads other data")
+    return digest
+
+
+def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
+    """Writes model.safetensors, first thing after the last step; returns the fingerprint of the weights.
+
+    Raises AgreedError where replicas drifted apart. Collective.
+    """
     lines = fingerprints(executor.stage.named_parameters())
     raise_where_different(mesh.data, lines, "holds other weights at the end")
-    counters = mesh.data.ring.counters
+    if mesh.rank == 0:
+        save_weights(executor.stage.state(), folder / "model.safetensors")
+    return combined(lines)
+
+
+def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) -> dict:
+    """The summary of a finished run, on every rank. Collective."""
+    executor, grid, counters = trainer.executor, mesh.grid, mesh.data.ring.counters
+    rows = max(1, config.global_batch_size // mesh.data.size)
+    metrics = evaluate(executor.stage, task.metric, task.dataset("eval"), rows, DTYPES[config.precision], mesh)
     by_rank = mesh.world.all_gather_json(
         [counters.bytes_sent, counters.messages_sent, counters.control_messages, facts.peak_memory_bytes()]
     )
     sent, messages, control, memory = map(list, zip(*by_rank))
+    layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": 0, "ranks": grid.num_ranks}
     return {
         "done": True,
         "task": config.task,
-        "layout": {
-            "stages": mesh.grid.num_stages,
-            "replicas": mesh.grid.num_replicas,
-            "servers": 0,
-            "ranks": mesh.world.size,
-        },
+        "layout": layout,
         **trainer.figures(),
         "baseline": task.baseline() if mesh.rank == 0 and hasattr(task, "baseline") else None,
         "eval": metrics,
         "bytes_sent_per_rank": sent,
         "messages_sent_per_rank": messages,
         "control_messages_per_rank": control,
-        "allreduce": executor.reduction_figures(),
+        "allreduce": executor.reduction.figures(),
         "bubble_rate": None,
         "peak_in_flight": [executor.peak_in_flight],
         "weight_versions": [1],
         "staleness": None,
         "peak_activation_bytes": None,
         "peak_memory_bytes": memory,
-        "weights_sha256": combined(lines),
-        "environment": facts.environment(mesh, config.threads, task.data_sha256()),
+        "weights_sha256": hashes["weights_sha256"],
+        "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
     }
 
 
 def leave_behind(summary: dict, executor: Executor, task, folder: Path) -> None:
-    """Weights, then the summary (which says `done`), then what the user sees. Rank 0 only."""
-    save_weights(executor.stage.state(), folder / "model.safetensors")
-    write_json(folder / "summary.json", summary)
+    """What the user sees, then the file that says `done`. Rank 0 only."""
     if hasattr(task, "sample"):
         executor.stage.train(False)
         with torch.no_grad():
-            print(
-                f"\nThe model continues a text:\n{task.sample(lambda tokens: executor.stage.forward(tokens, 0, 0))}\n"
-            )
+            text = task.sample(lambda inputs: executor.stage.forward(inputs, 0, 0))
+        print(f"\nA sample of the trained model:\n{text}\n")
     print_closing(summary, folder)
+    write_json(folder / "summary.json", summary)
 
 
 class Recorder:
@@ -99,7 +112,7 @@ class Recorder:
 
     def __init__(self, folder: Path, num_steps: int):
         self._metrics = MetricsFile(folder / "metrics.jsonl")
-        self._progress = Progress(num_steps)
+        self._progress = ProgressLine(num_steps)
 
     def note(self, line: dict) -> None:
         self._metrics.write(line)

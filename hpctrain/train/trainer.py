@@ -2,12 +2,15 @@
 
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.plan.schedule import one_stage
 from hpctrain.train.executor import Executor, StepResult
+
+REMEMBERED = 1000  # steps whose times count in the median
 
 
 @dataclass
@@ -19,11 +22,12 @@ class TrainState:
     skipped_steps: int = 0
     first_loss: float | None = None
     final_loss: float | None = None
-    step_seconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 
 class Trainer:
-    """Runs the executor from the state's step to the last one. `note(line, state)` is told of every step."""
+    """Runs the executor from the state's step to the last one. `note(line)` is told of every step."""
 
     def __init__(self, config: Config, executor: Executor, mesh: Mesh, note):
         self.config, self.executor, self.mesh, self.note = config, executor, mesh, note
@@ -47,7 +51,7 @@ class Trainer:
             "first_loss": state.first_loss,
             "final_loss": state.final_loss,
             "skipped_steps": state.skipped_steps,
-            "samples_per_second": state.rows / sum(state.step_seconds) if state.step_seconds else None,
+            "samples_per_second": state.rows / state.seconds if state.seconds else None,
             "step_seconds": seconds,
         }
 
@@ -55,6 +59,7 @@ class Trainer:
         state = self.state
         state.step += 1
         state.rows += rows
+        state.seconds += seconds
         state.step_seconds.append(seconds)
         state.skipped_steps += result.skipped is not None
         if result.loss is not None:

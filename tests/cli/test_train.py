@@ -94,7 +94,7 @@ def test_metrics_have_a_line_a_step(eight):
 def test_the_console_shows_progress_a_sample_the_table_and_where_the_files_lie(eight):
     folder, summary, result = eight
     assert [line.split("  ")[0] for line in result.stdout.splitlines()[:6]] == [f"step {i}/6" for i in range(1, 7)]
-    assert "The model continues a text:" in result.stdout
+    assert "A sample of the trained model:" in result.stdout
     assert f"baseline {summary['baseline']['bits_per_byte']:.4f}" in result.stdout
     assert result.stdout.splitlines()[-1] == f"files in {folder}"
     assert not result.stderr.strip(), result

@@ -3,6 +3,8 @@
 Each case has a communicator of its own that is not used again. Closing afterwards returns, and new groups work.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -93,18 +95,35 @@ def test_who_still_calls_while_a_rank_closes_gets_the_error(fresh_comm, peers):
         ring.close()
 
 
-def test_who_calls_alone_while_all_others_close_gets_the_error(fresh_comm, peers):
+def test_who_calls_alone_while_all_others_close_gives_all_the_error(fresh_comm, peers):
     for calling in range(peers.size):
         ring = Ring(fresh_comm())
-        if peers.rank == calling:
-            with pytest.raises(CollectiveMismatch, match=f"rank {calling} call 0 all_reduce"):
+        with pytest.raises(CollectiveMismatch, match=f"rank {calling} call 0 all_reduce"):
+            if peers.rank == calling:
                 ring.all_reduce(np.ones(10)).wait()
-        else:
-            try:  # who closes may hear of it, or be gone
+            else:
                 ring.close()
-            except CollectiveMismatch:
-                pass
         ring.close()
+
+
+GROUP_CALLS = [
+    lambda group: group.barrier(),
+    lambda group: group.broadcast(np.ones(10)),
+    lambda group: group.broadcast(np.ones(11)),
+    lambda group: group.broadcast(np.ones(10), root=1),
+    lambda group: group.broadcast(np.ones(20, np.float32)),
+    lambda group: group.gather_json("fact"),
+    lambda group: group.ring.all_reduce(np.ones(10)).wait(),
+    lambda group: group.close(),
+]
+
+
+def test_calls_of_a_group_are_compared_too(fresh_comm, peers):
+    for odd, (usual, other) in enumerate(itertools.permutations(GROUP_CALLS, 2)):
+        group = Group(fresh_comm())
+        with pytest.raises(CollectiveMismatch):
+            (other if peers.rank == odd % peers.size else usual)(group)
+        group.close()
 
 
 def test_a_group_closes_and_another_works_after_a_disagreement(fresh_comm, peers):

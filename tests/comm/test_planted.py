@@ -40,7 +40,7 @@ def _disagreement(comm, peers):
 
 def _refusal(comm, peers):
     ring = Ring(comm)
-    ring._channel._broken = "ranks disagree"
+    ring.channel._broken = "ranks disagree"
     problems = checks._accepted(ring, [])
     ring.close()
     return problems

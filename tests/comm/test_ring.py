@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 
-from hpctrain.comm import ring as ring_module
+from hpctrain.comm import collective as collective_module
 from hpctrain.comm.progress import Progress
 from tests.comm import checks
 from tests.comm.arrays import FLOATS, INTEGERS, Guarded, expected_sum, same, share
@@ -155,12 +155,12 @@ def test_tags_stay_small_however_many_calls_were_made(comm, make_ring, monkeypat
     watched = WatchedComm(comm)
     ring = make_ring(wrapper=watched)
     for number in (0, 16383, 10**7, 2**31 - 10, 2**40):
-        ring._num_calls = number
+        ring.num_calls = number
         for _ in range(2):
             array = np.full(5, comm.rank + 1)
             ring.all_reduce(array).wait()
             assert np.all(array == comm.size * (comm.size + 1) // 2)
-    monkeypatch.setattr(ring_module, "NUM_TAGS", 3)
+    monkeypatch.setattr(collective_module, "NUM_TAGS", 3)
     for _ in range(4):
         pair = [ring.all_reduce(np.ones(length)).start() for length in (3, 50)]
         for collective in pair:
@@ -220,3 +220,18 @@ def test_a_closed_ring_takes_no_calls(comm, make_ring):
     if comm.size > 1:
         with pytest.raises(AssertionError, match="closed"):
             ring.all_reduce(np.ones(1)).start()
+
+
+def test_closing_finishes_what_is_under_way(make_ring, comm):
+    ring, array = make_ring(), np.ones(100_000)
+    collective = ring.all_reduce(array).start()
+    ring.close()
+    assert collective.done and np.all(array == comm.size)
+
+
+def test_waiting_twice_sums_once(make_ring, comm):
+    array = np.ones(10)
+    collective = make_ring().all_reduce(array)
+    collective.wait()
+    collective.wait()
+    assert np.all(array == comm.size)

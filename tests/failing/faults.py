@@ -51,6 +51,27 @@ def import_what_is_not_there():
     import a_module_that_is_not_installed  # noqa: F401
 
 
+def with_a_full_disk_under_standard_error():
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+    raise_value_error()
+
+
+def interrupted_twice():
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    time.sleep(3600)
+
+
+def work_in_threads():
+    """Threads that are in the middle of something, not asleep."""
+    for _ in range(3):
+        threading.Thread(target=lambda: [sorted(range(1000)) for _ in iter(int, 1)]).start()
+
+
+def exit_of_a_thread():
+    threading.Thread(target=sys.exit).start()
+
+
 LOOP = {
     "raise": raise_value_error,
     "exit-3": lambda: sys.exit(3),
@@ -61,8 +82,13 @@ LOOP = {
     "live-thread": with_a_live_thread,
     "in-a-thread": in_a_thread,
     "memory": run_out_of_memory,
+    "full-stderr": with_a_full_disk_under_standard_error,
+    "interrupted-twice": interrupted_twice,
     "import": import_what_is_not_there,
 }
+
+
+ENDS = {"end-with-thread": live_for_ever, "end-at-work": work_in_threads, "end-of-thread": exit_of_a_thread}
 
 
 def loop(argv, comm) -> int:
@@ -79,8 +105,8 @@ def loop(argv, comm) -> int:
             LOOP[FAULT]()
             time.sleep(3600)
         total.start().wait()
-    if FAULT == "end-with-thread" and mesh.rank == RANK:
-        live_for_ever()
+    if FAULT in ENDS and mesh.rank == RANK:
+        ENDS[FAULT]()
     mesh.close()
     return int(FAULT.removeprefix("end-code-")) if FAULT.startswith("end-code-") else 0
 

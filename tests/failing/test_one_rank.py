@@ -49,6 +49,11 @@ def test_the_first_and_the_last_rank_are_no_exception(rank, tmp_path):
     assert result.returncode == 1 and "ValueError: boom" in result.stderr, result
 
 
+@pytest.mark.parametrize("fault", ("full-stderr", "interrupted-twice"))
+def test_nothing_on_the_way_to_the_end_keeps_the_others_waiting(fault, tmp_path):
+    assert launch(fault, 1, tmp_path).returncode not in (0, None)
+
+
 def test_a_rank_that_is_killed_ends_the_job(tmp_path):
     result = launch("kill", 1, tmp_path)
     assert result.returncode not in (0, None), result
@@ -78,6 +83,15 @@ def test_a_thread_that_still_runs_does_not_keep_a_finished_job(tmp_path):
     result = launch("end-with-thread", 1, tmp_path)
     assert result.returncode == 0, result
     assert "left without waiting for threads: helper-thread" in result.stderr
+
+
+def test_threads_at_work_do_not_spoil_the_end(tmp_path):
+    assert [launch("end-at-work", 1, tmp_path).returncode for _ in range(3)] == [0] * 3
+
+
+def test_a_thread_may_end_by_sys_exit(tmp_path):
+    result = launch("end-of-thread", 1, tmp_path)
+    assert result.returncode == 0 and not result.stderr, result
 
 
 @pytest.mark.parametrize("code", (0, 2, 75))

@@ -4,7 +4,7 @@ import pytest
 
 from hpctrain.plan import ring
 from hpctrain.plan.grid import RANK_ORDERS, Coordinate, Grid, split_evenly
-from hpctrain.plan.schedule import Action, Op, one_stage, render
+from hpctrain.plan.schedule import Action, Op, one_stage
 
 
 @pytest.mark.parametrize("order", RANK_ORDERS)
@@ -38,6 +38,11 @@ def test_the_picture_of_three_ranks():
     assert sends == [[2, 1, 0, 2], [0, 2, 1, 0], [1, 0, 2, 1]]
 
 
+def summation_order(chunk, num_ranks):
+    """Ranks in the order in which their shares of a chunk are added."""
+    return [(chunk + 1 + step) % num_ranks for step in range(num_ranks)]
+
+
 @pytest.mark.parametrize("num_ranks", range(1, 9))
 def test_walking_the_steps_sums_every_chunk_in_ring_order(num_ranks):
     held = [[(rank,) for _ in range(num_ranks)] for rank in range(num_ranks)]  # held[rank][chunk] = shares, in order
@@ -48,25 +53,24 @@ def test_walking_the_steps_sums_every_chunk_in_ring_order(num_ranks):
             assert moves[rank].receive == moves[(rank - 1) % num_ranks].send
             held[rank][moves[rank].receive] = sent[(rank - 1) % num_ranks] + held[rank][moves[rank].receive]
     for rank in range(num_ranks):
-        assert list(held[rank][rank]) == ring.summation_order(rank, num_ranks)
+        assert list(held[rank][rank]) == summation_order(rank, num_ranks)
     for step in range(num_ranks - 1):
         moves = [ring.all_gather(rank, num_ranks)[step] for rank in range(num_ranks)]
         sent = [held[rank][moves[rank].send] for rank in range(num_ranks)]
         for rank in range(num_ranks):
             held[rank][moves[rank].receive] = sent[(rank - 1) % num_ranks]
     for rank in range(num_ranks):
-        assert [list(shares) for shares in held[rank]] == [ring.summation_order(c, num_ranks) for c in range(num_ranks)]
+        assert [list(shares) for shares in held[rank]] == [summation_order(c, num_ranks) for c in range(num_ranks)]
 
 
-def test_every_rank_sends_the_bandwidth_optimal_number_of_bytes():
+def test_every_rank_sends_the_bandwidth_optimal_number_of_chunks():
     for num_ranks in range(1, 9):
-        chunks = [16] * num_ranks
         for rank in range(num_ranks):
-            steps = ring.scatter_reduce(rank, num_ranks) + ring.all_gather(rank, num_ranks)
-            assert ring.bytes_sent(chunks, steps) * num_ranks == 2 * (num_ranks - 1) * sum(chunks)
+            for steps in (ring.scatter_reduce(rank, num_ranks), ring.all_gather(rank, num_ranks)):
+                assert len({step.send for step in steps}) == len(steps) == num_ranks - 1, "each chunk once, one never"
 
 
 def test_the_one_stage_list():
-    assert render(one_stage(1)) == "F0 B0 REDUCE AGREE STEP"
-    assert render(one_stage(3)) == "F0 B0 F1 B1 F2 B2 REDUCE AGREE STEP"
+    assert " ".join(map(str, one_stage(1))) == "F0 B0 REDUCE AGREE STEP"
+    assert " ".join(map(str, one_stage(3))) == "F0 B0 F1 B1 F2 B2 REDUCE AGREE STEP"
     assert list(one_stage(1))[0] == Action(Op.F, 0)

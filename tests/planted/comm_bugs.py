@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpctrain.comm import ring, signature
+from hpctrain.comm import collective, signature
 from hpctrain.comm.buffer import Buffer, HalfBuffer
+from hpctrain.comm.collective import Collective
 from hpctrain.comm.progress import Backoff
-from hpctrain.comm.ring import Collective
 from hpctrain.comm.signature import Signature
 from hpctrain.plan.ring import RingStep
 
@@ -77,7 +77,7 @@ BUGS = {
     "memory beside the array is touched": Bug(Buffer, "add", _also_change_the_next_element, "guards"),
     "float16 is summed in float16": Bug(HalfBuffer, "partials", lambda self: self, "half", 3),
     "float16 is rounded down": Bug(HalfBuffer, "finish", _one_rank_rounds_otherwise, "half"),
-    "sums are made in another order": Bug(ring, "plan", OtherOrder, "sums", 3),
+    "sums are made in another order": Bug(collective, "steps", OtherOrder, "sums", 3),
     "received into memory still being sent": Bug(Collective, "_may_overwrite", lambda self, index: True, "buffers"),
     "changed while being sent": Bug(Collective, "_retire_sends", _overwrite_while_it_is_sent, "buffers"),
     "bytes are miscounted": Bug(Collective, "_count", _count_twice, "traffic"),

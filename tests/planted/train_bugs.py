@@ -3,8 +3,9 @@
 import numpy as np
 
 from hpctrain.model.gradients import FlatGradients
+from hpctrain.train.agreement import Agreement
 from hpctrain.train.batches import Batches
-from hpctrain.train.executor import Agreement, Executor
+from hpctrain.train.executor import Executor
 
 
 def gradients_of_the_step_before_stay(monkeypatch):
@@ -36,9 +37,9 @@ def unused_parameters_are_stepped(monkeypatch):
 def one_bucket_stays_at_home(monkeypatch):
     def keep_bucket_0(self, number):
         if number:
-            self.reductions[number].start()
+            self.reduction.start(number)
         else:
-            self.reductions[0].wait = lambda: None
+            self.reduction.collectives[0].wait = lambda: None
 
     monkeypatch.setattr(Executor, "_start_reduction", keep_bucket_0)
 

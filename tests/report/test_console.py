@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpctrain.report.console import Progress, print_closing
+from hpctrain.report.console import ProgressLine, print_closing
 
 
 class Stream(io.StringIO):
@@ -30,7 +30,7 @@ def line(step, loss=1.5):
 
 def shown(num_steps, terminal=False) -> Stream:
     stream = Stream(terminal)
-    progress = Progress(num_steps, stream)
+    progress = ProgressLine(num_steps, stream)
     for step in range(1, num_steps + 1):
         progress.update(line(step))
     progress.close()
@@ -51,20 +51,20 @@ def test_without_a_terminal_few_lines_the_first_and_the_last_step_among_them(num
 
 def test_a_line_says_step_loss_speed_and_time_left():
     stream = Stream(False)
-    progress = Progress(10_000, stream)
+    progress = ProgressLine(10_000, stream)
     progress.update(line(1, 5.54321))
     assert stream.getvalue() == "step     1/10000  loss 5.5432  64.0 rows/s  1:23:20 left\n"
 
 
 def test_a_skipped_step_has_no_loss():
     stream = Stream(False)
-    Progress(2, stream).update(line(1, None))
+    ProgressLine(2, stream).update(line(1, None))
     assert stream.getvalue() == "step 1/2  loss   -     64.0 rows/s  0:00:00 left\n"
 
 
 def test_speed_is_rows_over_seconds_not_the_mean_of_speeds():
     stream = Stream(False)
-    progress = Progress(2, stream)
+    progress = ProgressLine(2, stream)
     progress.update({"step": 1, "loss": 1.0, "seconds": 3.0, "rows_per_second": 10.0})
     progress.update({"step": 2, "loss": 1.0, "seconds": 1.0, "rows_per_second": 30.0})
     assert "  15.0 rows/s" in stream.getvalue().splitlines()[-1]
@@ -85,7 +85,7 @@ def test_on_a_terminal_one_line_that_ends_with_the_last_step(monkeypatch):
 def test_a_run_that_is_killed_leaves_the_cursor(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = Stream(True)
-    progress = Progress(500, stream)
+    progress = ProgressLine(500, stream)
     progress.update(line(1))
     assert stream.getvalue().rfind("\x1b[?25l") < stream.getvalue().rfind("\x1b[?25h")
     progress.close()
@@ -108,7 +108,7 @@ def test_rich_is_imported_by_what_draws_only():
     program = """
 import io, sys
 from hpctrain.report import console, metrics, summary
-console.Progress(5, io.StringIO()).update({"step": 1, "loss": 1.0, "seconds": 1.0, "rows_per_second": 1.0})
+console.ProgressLine(5, io.StringIO()).update({"step": 1, "loss": 1.0, "seconds": 1.0, "rows_per_second": 1.0})
 loaded = {name.partition(".")[0] for name in sys.modules}
 sys.exit(str(loaded & {"rich", "torch", "mpi4py", "numpy"}) if loaded & {"rich", "torch", "mpi4py", "numpy"} else 0)
 """

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 from hpctrain.report.streams import PrefixedStream
 from tests.harness.launch import ROOT
@@ -36,6 +37,14 @@ def test_a_log_comes_into_being_with_the_first_line(tmp_path):
     assert not stream.log.parent.exists()
     print("words", file=stream)
     assert stream.log.read_text() == "[rank 0] words\n"
+
+
+def test_a_full_disk_under_the_log_does_not_stop_the_screen():
+    screen = io.StringIO()
+    stream = PrefixedStream(screen, "[rank 0]")
+    stream.log = Path("/dev/full")
+    print("one\ntwo", file=stream)
+    assert screen.getvalue() == "[rank 0] one\n[rank 0] two\n" and stream.log is None
 
 
 def test_lines_of_many_processes_stay_whole():

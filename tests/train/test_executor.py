@@ -148,7 +148,7 @@ def test_accumulation_moves_the_gradients_once_an_update(comm):
 def test_the_first_bucket_travels_before_the_backward_is_over(comm):
     executor, actions, mesh = executor_of(Masked(), comm, global_batch_size=37)
     started = []
-    for number, reduction in enumerate(executor.reductions):
+    for number, reduction in enumerate(executor.reduction.collectives):
         start = reduction.start
 
         def note(number=number, start=start):
@@ -157,7 +157,7 @@ def test_the_first_bucket_travels_before_the_backward_is_over(comm):
 
         reduction.start = note
     executor.run(actions, 0)
-    assert [number for number, _ in started] == list(range(len(executor.reductions)))
+    assert [number for number, _ in started] == list(range(len(executor.reduction.collectives)))
     assert started[0][1] < len(executor.gradients.parameters)
     mesh.close()
 

@@ -1,0 +1,177 @@
+"""One call on a ring, as an operation that moves on whenever it is polled.
+
+`plan/ring.py` says which chunk goes where in which step; here each chunk is cut into segments, so that adding one
+segment overlaps with moving the next, and a segment is sent on as soon as it has arrived.
+"""
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hpctrain.comm.buffer import Buffer, allocate, as_buffer
+from hpctrain.comm.progress import take_back
+from hpctrain.plan import ring as steps
+from hpctrain.plan.grid import split_evenly
+
+if TYPE_CHECKING:
+    from hpctrain.comm.ring import Ring
+
+WINDOW = 8  # receives posted ahead
+FIRST_TAG, NUM_TAGS = 2, 16384  # tags wrap: far below the 32767 that every MPI grants, far more than calls under way
+
+
+class Span(NamedTuple):
+    """Elements [start, stop) of the array."""
+
+    start: int
+    stop: int
+
+
+class Collective:
+    """One call on a ring: start, poll until True (or wait). It may be started again when done."""
+
+    def __init__(
+        self, ring: "Ring", operation: str, array, name: str, *, reduce: bool, gather: bool, control: bool = False
+    ):
+        self.name = name or operation
+        self._ring, self._operation, self._control = ring, operation, control
+        self._array = array  # keeps the memory alive
+        self._native = as_buffer(array)
+        if reduce:
+            self._native.check_summable()
+        self._itemsize = self._native.partial.itemsize if reduce else self._native.itemsize
+        self._lay_out(reduce, gather)
+        self._started, self.done = False, True
+        self.seconds = 0.0  # from start to end, the last time
+
+    def _lay_out(self, reduce: bool, gather: bool) -> None:
+        """Sends and receives as spans, in order: all segments of a step, then the next step."""
+        rank, size = self._ring.rank, self._ring.size
+        chunks = split_evenly(len(self._native), size)
+        longest = len(chunks[0]) * self._itemsize
+        self._pieces = pieces = max(1, -(-longest // self._ring.segment_bytes))
+        spans = [[Span(c.start + p.start, c.start + p.stop) for p in split_evenly(len(c), pieces)] for c in chunks]
+        reducing = steps.scatter_reduce(rank, size) if reduce else []
+        gathering = steps.all_gather(rank, size) if gather else []
+        self._sends = [span for step in reducing + gathering for span in spans[step.send]]
+        self._receives = [span for step in reducing + gathering for span in spans[step.receive]]
+        self._num_reducing = len(reducing) * pieces
+        self._scratch_span = max((stop - start for start, stop in spans[0]), default=0)
+
+    def start(self) -> "Collective":
+        """Begins; returns self. All ranks must start the same calls in the same order."""
+        self._began = time.perf_counter()
+        if self._ring.size == 1:
+            self._started = True
+            return self
+        assert self.done or self._ring.broken, f"{self.name} is under way"
+        self._tag = FIRST_TAG + self._ring.num_calls % NUM_TAGS
+        self._signature = self._ring.announce(self._operation, self._native.dtype, len(self._native), self.name)
+        self._started = True
+        self._partials = self._native.partials() if self._num_reducing else self._native
+        self._under_way = deque()  # receives in order, posted and not yet taken
+        self._sending = deque()  # (request, message) in order
+        self._num_received = self._num_posted = self._num_sends_done = 0
+        self._confirmed = False
+        self.done = False
+        self._reserve_scratch()
+        self._ring.active.append(self)
+        self._ring.progress.add(self)
+        for _ in range(min(self._pieces, len(self._sends))):
+            self._send_next()
+        self.poll()
+        return self
+
+    def poll(self) -> bool:
+        """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
+        if self.done:
+            return True
+        if not self._confirmed:
+            self._confirmed = self._ring.channel.confirmed(self._signature)
+            if not self._confirmed:
+                return False
+        self._retire_sends()
+        self._post_receives()
+        while self._under_way and self._under_way[0].Test():
+            self._under_way.popleft()
+            self._take()
+            self._retire_sends()
+            self._post_receives()
+        self.done = self._num_received == len(self._receives) and not self._sending
+        if self.done:
+            self.seconds = time.perf_counter() - self._began
+            self._ring.active.remove(self)
+            self._ring.progress.remove(self)
+        else:
+            self._ring.channel.poll()
+        return self.done
+
+    def wait(self) -> None:
+        """Starts it where that never happened; returns when the result is there, at once if it is already."""
+        if not self._started:
+            self.start()
+        self._ring.progress.wait(self.poll)
+
+    def abandon(self) -> None:
+        """Takes back the receives of a call that will not be finished."""
+        take_back(self._under_way)
+
+    def _reserve_scratch(self) -> None:
+        slots = min(WINDOW, self._num_reducing)
+        length = self._scratch_span
+        memory = allocate(slots * length * self._itemsize).view(self._partials.values.dtype)
+        self._scratch = [Buffer(memory[slot * length : (slot + 1) * length]) for slot in range(slots)]
+
+    def _memory(self, index: int) -> Buffer:
+        return self._partials if index < self._num_reducing else self._native
+
+    def _send_next(self) -> None:
+        index = self._num_sends_done + len(self._sending)
+        message = self._memory(index).message(*self._sends[index])
+        request = self._ring.comm.Isend(message, (self._ring.rank + 1) % self._ring.size, self._tag)
+        self._sending.append((request, message))
+        self._count(message)
+
+    def _retire_sends(self) -> None:
+        while self._sending and self._sending[0][0].Test():
+            self._sending.popleft()
+            self._num_sends_done += 1
+
+    def _post_receives(self) -> None:
+        limit = min(len(self._receives), self._num_received + WINDOW)
+        while self._num_posted < limit and self._may_overwrite(self._num_posted):
+            index = self._num_posted
+            span = self._receives[index]
+            if index < self._num_reducing:
+                message = self._scratch[index % WINDOW].message(0, span.stop - span.start)
+            else:
+                message = self._native.message(*span)
+            self._under_way.append(self._ring.comm.Irecv(message, (self._ring.rank - 1) % self._ring.size, self._tag))
+            self._num_posted += 1
+
+    def _may_overwrite(self, index: int) -> bool:
+        """A gathered span lands where a partial sum was sent from: that must have left."""
+        return index < self._num_reducing or self._num_sends_done > index - self._num_reducing or not self._num_reducing
+
+    def _take(self) -> None:
+        """The next message has arrived: add it, or it lies in place already; pass on what now can travel."""
+        index = self._num_received
+        span = self._receives[index]
+        self._num_received += 1
+        if index < self._num_reducing:
+            received = self._scratch[index % WINDOW].values[: span.stop - span.start]
+            self._partials.add(span.start, received)
+            if index >= self._num_reducing - self._pieces:
+                self._native.finish(*span, self._partials)
+        if self._num_sends_done + len(self._sending) < len(self._sends):
+            self._send_next()
+
+    def _count(self, message: np.ndarray) -> None:
+        counters = self._ring.counters
+        if self._control:
+            counters.control_messages += 1
+        else:
+            counters.messages_sent += 1
+            counters.bytes_sent += message.size
