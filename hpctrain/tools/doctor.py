@@ -43,9 +43,11 @@ def run(argv: list[str], world) -> int:
         if world is None or world.rank == 0:
             print(f"hpctrain doctor: {error}", file=sys.stderr)
         return 2
-    if world is None:
-        return _tell([rank_facts(run_dir)], mpi_alone())
-    return _run_together(run_dir, world)
+    if world is not None:
+        return _run_together(run_dir, world)
+    mpi = mpi_alone()
+    first = environment.announced(os.environ).rank in (None, 0)
+    return _tell([rank_facts(run_dir)], mpi) if first else 0
 
 
 def rank_facts(run_dir: str) -> dict:
@@ -79,7 +81,7 @@ def mpi_running(world) -> dict:
         library=library,
         library_path=environment.mpi_library_path(),
         thread_multiple=MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
-        world_error=_world_error(world.size, library),
+        world_error=_refusal(environment.check_world, world.size, library),
     )
 
 
@@ -91,7 +93,13 @@ def mpi_alone() -> dict:
         library, path, multiple = json.loads(_output([sys.executable, "-c", LOAD_MPI]).splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return mpi_facts(error=_reason(error))
-    return mpi_facts(library=library, library_path=path, thread_multiple=multiple, mpirun_vendor=_mpirun_vendor())
+    return mpi_facts(
+        library=library,
+        library_path=path,
+        thread_multiple=multiple,
+        mpirun_vendor=_mpirun_vendor(),
+        world_error=_refusal(environment.check_launcher, library),
+    )
 
 
 def write_error(folder: Path) -> str | None:
@@ -122,9 +130,10 @@ def _run_together(run_dir: str, world) -> int:
     return code
 
 
-def _world_error(size: int, library: str) -> str | None:
+def _refusal(check, *facts) -> str | None:
+    """What a check of the launcher's announcement has to say."""
     try:
-        environment.check_world(environment.announced(os.environ), size, library)
+        check(environment.announced(os.environ), *facts)
     except ValueError as error:
         return str(error)
     return None

@@ -139,3 +139,22 @@ def test_large_finite_gradients_are_finite_though_their_sum_is_not():
     gradients = flat(stage, 10**6)
     gradients.views["layers.1.weight"].fill_(3e38)
     assert gradients.not_finite(gradients.buckets[0]) is None
+
+
+def test_a_parameter_that_was_cut_off_and_not_used_since_has_gradient_zero():
+    stage = model()
+    gradients = flat(stage)
+    backward(stage)
+    stage.named_parameters()["layers.0.weight"].grad = None
+    gradients.flush()
+    assert not gradients.views["layers.0.weight"].any() and not gradients.touched["layers.0.weight"]
+    assert gradients.views["layers.1.weight"].any() and gradients.touched["layers.1.weight"]
+
+
+def test_a_second_gradient_in_one_backward_is_refused_by_name():
+    """As reentrant checkpointing of a shared layer makes it: the first one may have been sent already."""
+    stage = model()
+    flat(stage).arm()
+    stage.layers[2](torch.ones(1, 5)).sum().backward()
+    with pytest.raises(RuntimeError, match="layers.2.bias got a second gradient in one backward|layers.2.weight got"):
+        stage.layers[2](torch.ones(1, 5)).sum().backward()

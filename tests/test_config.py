@@ -1,0 +1,75 @@
+"""Flags and files: what is understood, and what is said where it is not. tests/cli holds the same under mpirun."""
+
+import pytest
+
+from hpctrain.config import Config, UsageError, parse, to_toml
+
+
+def complaint(*argv) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse(list(argv))
+    return str(caught.value)
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path):
+    (tmp_path / "run.toml").write_text("steps = 3\nlr = 1\nglobal-batch-size = 4\n")
+    config, given = parse(["--config", str(tmp_path / "run.toml"), "--steps", "5"])
+    assert (config.steps, config.lr, config.global_batch_size, config.seed) == (5, 1, 4, 0)
+    assert given == {"steps"}, "what the command line gave"
+
+
+def test_options_of_the_task_add_up(tmp_path):
+    (tmp_path / "run.toml").write_text("[task_option]\nlayers = 3\nwidth = 8\ndeep = true\n")
+    config, _ = parse(["--config", str(tmp_path / "run.toml"), "--task-option", "width=16", "--task-option", "heads=2"])
+    assert config.task_option == {"layers": "3", "width": "16", "deep": "true", "heads": "2"}
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    config, _ = parse(["--batch-size", "7", "--task-option", "layers=2", "--lr", "1e-7", "--data", 'a "b".txt'])
+    (tmp_path / "again.toml").write_text(to_toml(config))
+    assert parse(["--config", str(tmp_path / "again.toml")])[0] == config
+
+
+@pytest.mark.parametrize(
+    "argv, line",
+    [
+        (["--stepz", "3"], "--stepz: no such flag; did you mean --steps?"),
+        (["--steps", "0"], "--steps: expected a whole number >= 1, got 0"),
+        (["--steps", "many"], "--steps: expected a whole number >= 1, got 'many'"),
+        (["--steps"], "--steps: expected one argument"),
+        (["--ste", "3"], "--ste: no such flag; did you mean --steps?"),
+        (["--lr", "nan"], "--lr: expected a number > 0, got nan"),
+        (["--lr", "inf"], "--lr: expected a number > 0, got inf"),
+        (["--momentum", "1"], "--momentum: expected a number >= 0 and < 1, got 1.0"),
+        (["--threads", "2.5"], "--threads: expected a whole number >= 1, got '2.5'"),
+        (["--optimizer", "sgdd"], "--optimizer: expected one of sgd, momentum, adagrad, adam, adamw; got 'sgdd'"),
+        (["--task-option", "layers"], "--task-option: expected KEY=VALUE, such as layers=4; got 'layers'"),
+        (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory"),
+        (["extra"], "extra: no such flag; --help lists the flags"),
+    ],
+)
+def test_a_mistake_is_one_line_with_what_would_work(argv, line):
+    assert complaint(*argv) == line
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("steps = 'many'", "steps: expected a whole number >= 1, got 'many'"),
+        ("steps = 2.0", "steps: expected a whole number >= 1, got 2.0"),
+        ("stepz = 3", "no setting is called 'stepz'; there is steps"),
+        ("steps = = 3", "Invalid value (at line 1, column 9)"),
+        ("lr = true", "lr: expected a number > 0, got True"),
+        ("task_option = 3", "task_option: expected KEY = VALUE pairs, got 3"),
+        ("\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file(text, line, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(text.encode("latin-1"))
+    assert complaint("--config", str(path)) == f"--config {path}: {line}"
+
+
+def test_values_are_checked_without_a_command_line_too():
+    with pytest.raises(UsageError, match="--steps: expected a whole number >= 1, got -1"):
+        Config(steps=-1)
