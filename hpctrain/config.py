@@ -55,7 +55,10 @@ class Config:
     precision: str = flag("float32", "of weights, gradients and arithmetic", choices=PRECISIONS)
     bucket_bytes: int = flag(1 << 20, "gradients that travel together", minimum=1, metavar="BYTES")
     threads: int | None = flag(
-        None, "torch threads a rank; default: cores of the node / ranks on it", minimum=1, metavar="N"
+        None,
+        "torch threads a rank; default: OMP_NUM_THREADS, else cores of the node / ranks on it",
+        minimum=1,
+        metavar="N",
     )
     seed: int = flag(0, "of weights, order of rows and dropout", minimum=0, metavar="N")
     run_dir: str | None = flag(None, "folder of this run, a new one; default: runs/TASK-TIME", metavar="PATH")

@@ -33,9 +33,8 @@ def run(argv: list[str], comm) -> int:
     if mesh.rank == 0:
         layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
         (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
-    from hpctrain.train.run import (
-        run_training,  # torch comes in here, after MPI and after every mistake that needs neither
-    )
+    # torch comes in here, after MPI and after every mistake that needs neither
+    from hpctrain.train.run import run_training
 
     code = run_training(config, folder, mesh)
     mesh.close()
@@ -87,9 +86,11 @@ def make_run_folder(config: Config) -> Path:
 
 
 def with_threads(config: Config, mesh: Mesh) -> Config:
-    """Settles --threads, the same on all ranks, and tells the arithmetic libraries before they are loaded."""
+    """Settles --threads, the same on all ranks, and tells the arithmetic libraries before torch is loaded."""
     places = mesh.world.all_gather_json([socket.gethostname(), cores_allowed()])
+    wished = mesh.world.broadcast_json(os.environ.get("OMP_NUM_THREADS", ""))
     if config.threads is None:
-        config = replace(config, threads=threads_per_rank(places))
+        wish = int(wished) if wished.isdecimal() else 0
+        config = replace(config, threads=wish or threads_per_rank(places))
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
     return config

@@ -164,3 +164,10 @@ def test_nan_ends_all_ranks_with_one_line_and_code_1(tmp_path):
 def test_a_lower_thread_level_in_the_environment_is_no_hindrance(tmp_path):
     summary, result = train(2, tmp_path / "run", *TINY, env={"MPI4PY_RC_THREAD_LEVEL": "single"})
     assert summary["done"] and "THREAD_MULTIPLE" not in result.stderr, result
+
+
+def test_threads_are_those_of_the_flag_else_of_the_environment(tmp_path):
+    for flags, wished, threads in ((["--threads", "2"], "1", 2), ([], "3", 3)):
+        summary, _ = train(0, tmp_path / str(threads), *TINY, *flags, env={"OMP_NUM_THREADS": wished})
+        assert summary["environment"]["threads"] == threads
+        assert f"threads = {threads}\n" in (tmp_path / str(threads) / "config.toml").read_text()
