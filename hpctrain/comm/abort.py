@@ -2,7 +2,8 @@
 
 An exception that leaves one rank would let the others wait for it for ever. So whatever gets out of a run on any
 rank, also SystemExit and an import that fails, prints that rank's traceback and ends the whole job at once. An end
-that all ranks agreed on is different: they meet first, politely, and the launcher gets the agreed exit code.
+that all ranks agreed on is different: they meet first, politely, and leave through MPI_Finalize and C's exit handlers,
+where MPICH says goodbye to its launcher; then the launcher reports their code, and nothing else.
 """
 
 import ctypes
@@ -34,8 +35,6 @@ def leave(code: int) -> None:
     world = _world()
     if world is not None:
         _meet(world)
-        if code and world.size > 1:
-            _end_world(world, code)
         from mpi4py import MPI
 
         MPI.Finalize()
@@ -46,8 +45,7 @@ def leave(code: int) -> None:
     if alive:
         print(f"left without waiting for threads: {', '.join(alive)}", file=sys.stderr)
         _flush()
-        # Python would wait for them, and os._exit skips what MPICH does last: its launcher then kills the other ranks
-        ctypes.PyDLL(None).exit(code)  # keeps the interpreter's lock: no thread wakes up in the middle of it
+        ctypes.PyDLL(None).exit(code)  # Python's own exit would wait for them; with its lock held none wakes up in it
     sys.exit(code)
 
 
@@ -99,14 +97,6 @@ def _meet(world) -> None:
     request, backoff = world.Ibarrier(), Backoff()
     while not request.Test():
         backoff.pause()
-
-
-def _end_world(world, code: int) -> None:
-    """One rank's non-zero code makes launchers kill the others and report any of them; abort reports this one."""
-    if world.rank == 0:
-        world.Abort(code)
-    time.sleep(GRACE_SECONDS)
-    os._exit(code)
 
 
 def _flush() -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.harness.launch import ROOT, run_mpi
+from tests.harness.launch import ROOT, mpirun, run_mpi, vendor
 
 SCRIPT = ROOT / "tests/failing/faults.py"
 TINY = ["--steps", "5", "--task-option", "layers=1", "--task-option", "width=8", "--task-option", "context=8"]
@@ -95,6 +95,9 @@ def test_a_thread_may_end_by_sys_exit(tmp_path):
 
 
 @pytest.mark.parametrize("code", (0, 2, 75))
-def test_an_agreed_end_gives_the_agreed_code(code, tmp_path):
-    """Five times: a rank that leaves before MPI is done with it makes the launcher kill another, now and then."""
-    assert [launch(f"end-code-{code}", 0, tmp_path, n=8).returncode for _ in range(5)] == [code] * 5
+def test_an_agreed_end_gives_the_agreed_code_and_no_words(code, tmp_path):
+    """Three times: a rank that leaves before MPI is done with it makes the launcher kill another, now and then."""
+    results = [launch(f"end-code-{code}", 0, tmp_path, n=4) for _ in range(3)]
+    assert [result.returncode for result in results] == [code] * 3
+    if vendor(mpirun()[0]) == "MPICH":  # Open MPI's mpirun has a word on each code but 0
+        assert {result.stderr for result in results} == {""}
