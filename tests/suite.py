@@ -80,7 +80,7 @@ def select(options) -> list[Part]:
 
 def collect() -> list[Name] | None:
     """The names of all tests, without running any; AssertionError when a test module cannot be imported."""
-    command = ("-m", "pytest", "--collect-only", "-q", "-p", "no:warnings", "tests")
+    command = ("-m", "pytest", "--collect-only", "-q", "--disable-warnings", "tests")
     result = run_python(*command, timeout=300, env={"PYTEST_ADDOPTS": None})
     assert result.returncode == 0, f"collecting the tests: {result}"
     return [junit_name(line) for line in result.stdout.splitlines() if "::" in line]

@@ -29,6 +29,8 @@ def save_weights(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
     temporary = path.with_name(path.name + ".part")
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+    os.umask(umask := os.umask(0))
+    temporary.chmod(0o666 & ~umask)  # safetensors writes for the owner alone
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     temporary.rename(path)

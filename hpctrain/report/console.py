@@ -17,14 +17,17 @@ REFRESH_SECONDS = 0.1
 
 
 class ProgressLine:
-    """Shows the steps of a run of `num_steps` on `stream` (standard output)."""
+    """Shows the steps of a run of `num_steps` on `stream` (standard output).
 
-    def __init__(self, num_steps: int, stream: TextIO | None = None):
+    `launched`: by mpirun or srun, which may hand a rank a terminal that nobody looks at; then plain lines.
+    """
+
+    def __init__(self, num_steps: int, stream: TextIO | None = None, *, launched: bool = False):
         self.num_steps = num_steps
         self._rows = self._seconds = 0.0
         self._num_updates = 0
         stream = stream or sys.stdout
-        on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        on_terminal = stream.isatty() and not launched and os.environ.get("TERM") != "dumb"
         self._display = _LiveLine(num_steps, stream) if on_terminal else _PlainLines(num_steps, stream)
 
     def update(self, line: dict[str, Any]) -> None:
@@ -93,8 +96,10 @@ class _LiveLine:
         self._bar.stop()
 
 
-def print_closing(summary: dict[str, Any], folder: str | Path, stream: TextIO | None = None) -> None:
-    """The table of a finished run, and where its files lie."""
+def print_closing(
+    summary: dict[str, Any], folder: str | Path, stream: TextIO | None = None, *, launched: bool = False
+) -> None:
+    """The table of a finished run, and where its files lie. `launched` as for ProgressLine."""
     from rich.console import Console
     from rich.table import Table
 
@@ -104,5 +109,6 @@ def print_closing(summary: dict[str, Any], folder: str | Path, stream: TextIO | 
     table.add_column(overflow="fold")
     for row in table_rows(summary):
         table.add_row(*row)
-    Console(file=stream, markup=False, highlight=False, emoji=False).print(table)
+    plain = {"force_terminal": False} if launched else {}
+    Console(file=stream, markup=False, highlight=False, emoji=False, **plain).print(table)
     print(f"files in {folder}", file=stream, flush=True)  # not in the table, which would break a long path

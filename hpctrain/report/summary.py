@@ -37,7 +37,7 @@ def table_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("training loss", _losses(summary.get("first_loss"), summary.get("final_loss"))),
         *_metrics(summary.get("eval"), summary.get("baseline")),
         ("step", _text("{:.4g} s", summary.get("step_seconds"))),
-        ("speed", _text("{:.1f} samples/s", summary.get("samples_per_second"))),
+        ("speed", _text("{:.1f} rows/s", summary.get("samples_per_second"))),
         ("sent per rank", _megabytes(summary.get("bytes_sent_per_rank"))),
         ("memory per rank", _megabytes(summary.get("peak_memory_bytes"))),
         ("weights", _text("sha256 {:.16}", summary.get("weights_sha256"))),

@@ -25,6 +25,7 @@ UNIGRAM_WEIGHT = 5.0  # bytes; between 1 and 20 the built-in text gives the same
 PROMPT_BYTES = 16
 SAMPLE_BYTES = 200
 TEMPERATURE = 0.7
+UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # stands for what a terminal would obey
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class Text:
         from hpctrain.tasks import gpt
 
         prompt = self._content[:PROMPT_BYTES].tobytes()
-        return gpt.continue_bytes(forward, prompt, SAMPLE_BYTES, self.context, TEMPERATURE).decode(errors="replace")
+        text = gpt.continue_bytes(forward, prompt, SAMPLE_BYTES, self.context, TEMPERATURE).decode(errors="replace")
+        return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)
 
     def data_sha256(self) -> str:
         """Hex digest of all bytes, those of a folder joined in order."""

@@ -68,7 +68,8 @@ def mpi_facts(**changes) -> dict:
     versions = {"hpctrain": hpctrain.__version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in ("numpy", "torch", "mpi4py")}
     unknown = dict.fromkeys(("library", "library_path", "thread_multiple", "mpirun_vendor", "error", "world_error"))
-    launcher = environment.announced(os.environ).launcher
+    switch = os.environ.get(environment.SWITCH)
+    launcher = environment.announced(os.environ).launcher + (f", but {environment.SWITCH}={switch}" if switch else "")
     return {"versions": versions, "launcher": launcher, "mpirun": _mpirun(), **unknown, **changes}
 
 

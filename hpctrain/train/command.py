@@ -33,6 +33,8 @@ def run(argv: list[str], comm) -> int:
     if mesh.rank == 0:
         layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
         (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
+        ranks = f"{mesh.world.size} ranks with {config.threads} threads each"
+        print(f"{config.task}: {ranks}; files go to {folder}", flush=True)
     # torch comes in here, after MPI and after every mistake that needs neither
     from hpctrain.train.run import run_training
 

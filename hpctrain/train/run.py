@@ -25,7 +25,7 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     """Trains on all ranks; returns the exit code. Collective."""
     torch.set_num_threads(config.threads)
     task = build_task(config.task, config.task_option, config.data)
-    recorder = Recorder(folder, config.steps) if mesh.rank == 0 else None
+    recorder = Recorder(folder, config.steps, launched(mesh)) if mesh.rank == 0 else None
     try:
         data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
@@ -37,12 +37,18 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
             recorder.close()
             print(f"hpctrain: {error}", file=sys.stderr)
         return 1
+    if recorder:
+        recorder.close()
+        print("evaluating on the held-out rows", flush=True)
     hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
     summary = summarise(config, task, trainer, mesh, hashes)
     if recorder:
-        recorder.close()
-        leave_behind(summary, executor, task, folder)
+        leave_behind(summary, executor, task, folder, launched(mesh))
     return 0
+
+
+def launched(mesh: Mesh) -> bool:
+    return mesh.world.comm is not None
 
 
 def same_data(task, mesh: Mesh) -> str | None:
@@ -96,23 +102,23 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) 
     }
 
 
-def leave_behind(summary: dict, executor: Executor, task, folder: Path) -> None:
+def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched: bool) -> None:
     """What the user sees, then the file that says `done`. Rank 0 only."""
     if hasattr(task, "sample"):
         executor.stage.train(False)
         with torch.no_grad():
             text = task.sample(lambda inputs: executor.stage.forward(inputs, 0, 0))
         print(f"\nA sample of the trained model:\n{text}\n")
-    print_closing(summary, folder)
+    print_closing(summary, folder, launched=launched)
     write_json(folder / "summary.json", summary)
 
 
 class Recorder:
     """What rank 0 notes of each step: a line in metrics.jsonl, and the progress on the console."""
 
-    def __init__(self, folder: Path, num_steps: int):
+    def __init__(self, folder: Path, num_steps: int, launched: bool):
         self._metrics = MetricsFile(folder / "metrics.jsonl")
-        self._progress = ProgressLine(num_steps)
+        self._progress = ProgressLine(num_steps, launched=launched)
 
     def note(self, line: dict) -> None:
         self._metrics.write(line)

@@ -11,4 +11,4 @@ def test_the_ring_example_sums_over_the_ranks(tmp_path):
     (tmp_path / "example.py").write_text(program)
     result = run_mpi(3, [sys.executable, tmp_path / "example.py"], timeout=60)
     assert result.returncode == 0, result
-    assert sorted(result.stdout.splitlines()) == ["0 3.0", "1 3.0", "2 3.0"]
+    assert sorted(result.stdout.splitlines()) == ["rank 0: 3.0", "rank 1: 3.0", "rank 2: 3.0"]

@@ -93,7 +93,8 @@ def test_metrics_have_a_line_a_step(eight):
 
 def test_the_console_shows_progress_a_sample_the_table_and_where_the_files_lie(eight):
     folder, summary, result = eight
-    assert [line.split("  ")[0] for line in result.stdout.splitlines()[:6]] == [f"step {i}/6" for i in range(1, 7)]
+    assert result.stdout.splitlines()[0] == f"text: 8 ranks with 1 threads each; files go to {folder}"
+    assert [line.split("  ")[0] for line in result.stdout.splitlines()[1:7]] == [f"step {i}/6" for i in range(1, 7)]
     assert "A sample of the trained model:" in result.stdout
     assert f"baseline {summary['baseline']['bits_per_byte']:.4f}" in result.stdout
     assert result.stdout.splitlines()[-1] == f"files in {folder}"

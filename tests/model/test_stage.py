@@ -57,6 +57,8 @@ def test_weights_are_whole_or_not_there(tmp_path, monkeypatch):
     stage = build_stage(FACTORIES, 5, torch.float32)
     save_weights(stage.state(), tmp_path / "model.safetensors")
     loaded = safetensors.load_file(tmp_path / "model.safetensors")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
     assert {name: t.tolist() for name, t in stage.state().items()} == {name: t.tolist() for name, t in loaded.items()}
 
     def fail(tensors, path):

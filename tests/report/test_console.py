@@ -96,6 +96,16 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     assert "\x1b" not in shown(40, terminal=True).getvalue()
 
 
+def test_the_terminal_that_a_launcher_gives_a_rank_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Stream(True)
+    progress = ProgressLine(2, stream, launched=True)
+    progress.update(line(1))
+    progress.close()
+    print_closing({"steps": 2}, "runs/x", stream, launched=True)
+    assert "\x1b" not in stream.getvalue() and "steps" in stream.getvalue()
+
+
 def test_the_closing_table_holds_figures_and_an_unbroken_path():
     stream = Stream(False)
     folder = "/scratch/[project]/" + "long/" * 40

@@ -107,7 +107,7 @@ def test_the_table_shows_what_there_is():
         ("held-out loss", "2.0000 (baseline 2.5000)"),
         ("held-out accuracy", "0.5000"),
         ("step", "0.01235 s"),
-        ("speed", "1234.6 samples/s"),
+        ("speed", "1234.6 rows/s"),
         ("sent per rank", "1.0 to 3.5 MB"),
         ("memory per rank", "200.0 MB"),
         ("weights", "sha256 0123456789abcdef"),
