@@ -12,6 +12,7 @@ import warnings
 from hpctrain.comm import environment
 from hpctrain.comm.abort import abort_on_error, leave
 
+LITTLE_SHARED_MEMORY = 16 << 20  # bytes; 8 ranks of MPICH take 8 MiB
 ANSWERS = ("-h", "--help", "--version")  # need no MPI, and one rank to answer
 
 
@@ -56,11 +57,24 @@ def start_mpi():
         said, library = environment.announced(os.environ), MPI.Get_library_version()
         if os.environ.get(environment.SWITCH) != "1":
             environment.check_launcher(said, library)
+        warn_of_little_shared_memory(said)
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     environment.check_world(said, MPI.COMM_WORLD.size, library)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
         print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)
     return MPI.COMM_WORLD
+
+
+def warn_of_little_shared_memory(said: environment.Announced) -> None:
+    """Where it runs out, an MPI library dies of a bus error without a word: have said it before."""
+    free = environment.shared_memory_free()
+    if said.rank in (None, 0) and (free is None or free < LITTLE_SHARED_MEMORY):
+        there = "no /dev/shm" if free is None else f"only {free >> 20} MiB free in /dev/shm"
+        print(
+            f"hpctrain: {there}: MPI may end by a bus error; in a container: --shm-size=1g; "
+            "else remove what killed jobs left there",
+            file=sys.stderr,
+        )
 
 
 def load_mpi():

@@ -49,7 +49,7 @@ class Config:
     num_microbatches: int = flag(1, "pieces in which a replica computes its rows", minimum=1, metavar="M")
     steps: int = flag(400, "updates in all", minimum=1, metavar="N")
     optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
-    lr: float = flag(3e-3, "learning rate", above=0, metavar="RATE")
+    lr: float = flag(3e-3, "learning rate", above=0, below=3.4e38, metavar="RATE")
     momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")
     weight_decay: float = flag(0.0, "as torch's optimizer of that name has it", minimum=0, metavar="RATE")
     precision: str = flag("float32", "of weights, gradients and arithmetic", choices=PRECISIONS)
@@ -81,6 +81,8 @@ def check_value(name: str, value: Any, kind: Any, rules) -> None:
     accepted = (int, float) if kinds == [float] else tuple(kinds)
     if not isinstance(value, accepted) or isinstance(value, bool):
         raise UsageError(f"{name}: expected {describe(kinds[0], rules)}, got {value!r}")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise UsageError(f"{name}: {ascii(value)} is not UTF-8; give it another name")
     if "choices" in rules and value not in rules["choices"]:
         raise UsageError(f"{name}: expected one of {', '.join(rules['choices'])}; got {value!r}")
     low, above, below = rules.get("minimum", -math.inf), rules.get("above", -math.inf), rules.get("below", math.inf)

@@ -66,7 +66,8 @@ class Collective:
         if self._ring.size == 1:
             self._started = True
             return self
-        assert self.done or self._ring.broken, f"{self.name} is under way"
+        if not self.done and not self._ring.broken:
+            raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
         self._tag = FIRST_TAG + self._ring.num_calls % NUM_TAGS
         self._signature = self._ring.announce(self._operation, self._native.dtype, len(self._native), self.name)
         self._started = True

@@ -97,7 +97,8 @@ class Ring:
         return self.channel is not None and self.channel.broken
 
     def announce(self, operation: str, dtype: str, length: int, name: str) -> Signature:
-        assert not self._closed, "the ring is closed"
+        if self._closed:
+            raise RuntimeError(f"{operation} {name}: the ring is closed")
         signature = Signature(self.rank, self.num_calls, operation, dtype, length, name)
         self.num_calls += 1
         self.channel.announce(signature)

@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -171,4 +172,7 @@ def _output(command: list[str]) -> str:
 def _reason(error: Exception) -> str:
     """The last line that the failed process wrote, or what happened to it."""
     lines = (getattr(error, "stderr", None) or "").strip().splitlines()
+    code = getattr(error, "returncode", 0)
+    if code < 0:
+        return f"it died of {signal.Signals(-code).name}; a bus error means too little /dev/shm"
     return lines[-1] if lines else str(error).splitlines()[0]
