@@ -25,5 +25,6 @@ def test_help_into_a_closed_pipe_is_no_error(monkeypatch):
 
     monkeypatch.setattr("hpctrain.cli.answer", closed)
     monkeypatch.setattr(program.os, "dup2", lambda *_: None)
-    monkeypatch.setattr(program.sys, "stdout", open("/dev/null", "w"))
-    assert program.answer(["--help"]) == 0
+    with open("/dev/null", "w") as nobody:
+        monkeypatch.setattr(program.sys, "stdout", nobody)
+        assert program.answer(["--help"]) == 0
