@@ -8,6 +8,18 @@ from tests.cases import CASES
 from tests.harness.launch import ROOT
 
 
+IDS = {
+    "launch": "L01 L03 L04 L06 L07 L08 L09 L10",
+    "ring": "B10 B12 B13 B21",
+    "buffers": "B01 B06 B08 B16 B17 B19 B20",
+    "dtypes": "B03 B05",
+    "dataparallel": "D01 D03 D06 D09 D12",
+    "numerics": "P24 D08 B14 B23 P25",
+    "ops": "O01",
+    "failure, so far": "F01 F04 F06 F09 F10",
+}
+
+
 def functions(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -21,5 +33,5 @@ def test_a_case_is_covered(case):
         assert name in functions(path), test
 
 
-def test_no_case_is_named_twice():
-    assert len({case.id for case in CASES}) == len(CASES)
+def test_no_case_is_missing_or_named_twice():
+    assert sorted(case.id for case in CASES) == sorted(" ".join(IDS.values()).split())
