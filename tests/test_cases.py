@@ -7,7 +7,6 @@ import pytest
 from tests.cases import CASES
 from tests.harness.launch import ROOT
 
-
 IDS = {
     "launch": "L01 L03 L04 L06 L07 L08 L09 L10",
     "ring": "B10 B12 B13 B21",
