@@ -14,7 +14,7 @@ import time
 import traceback
 from contextlib import contextmanager
 
-from hpctrain.comm.progress import Backoff
+from hpctrain.comm.progress import wait_until
 
 GRACE_SECONDS = 10  # how long a rank waits for the launcher to end it
 
@@ -34,7 +34,7 @@ def leave(code: int) -> None:
     _flush()
     world = _world()
     if world is not None:
-        _meet(world)
+        wait_until(world.Ibarrier().Test)
         from mpi4py import MPI
 
         MPI.Finalize()
@@ -91,12 +91,6 @@ def _world():
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
     return module.COMM_WORLD
-
-
-def _meet(world) -> None:
-    request, backoff = world.Ibarrier(), Backoff()
-    while not request.Test():
-        backoff.pause()
 
 
 def _flush() -> None:

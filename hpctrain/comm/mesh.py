@@ -4,7 +4,7 @@ A mesh is built from any communicator, also a part of one, and duplicates it: a 
 """
 
 from hpctrain.comm.group import Group
-from hpctrain.comm.progress import Backoff, Progress
+from hpctrain.comm.progress import Progress, wait_until
 from hpctrain.plan.grid import Grid
 
 
@@ -48,7 +48,5 @@ def duplicate(comm):
     if comm is None:
         return None
     copy, request = comm.Idup()
-    backoff = Backoff()
-    while not request.Test():
-        backoff.pause()
+    wait_until(request.Test)
     return copy

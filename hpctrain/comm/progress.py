@@ -72,10 +72,15 @@ class Progress:
         self.poll()
 
 
+def wait_until(poll: Callable[[], bool]) -> None:
+    """Returns when `poll()` is True; for what has no Progress to move on meanwhile."""
+    backoff = Backoff()
+    while not poll():
+        backoff.pause()
+
+
 def take_back(receives) -> None:
     """Cancels posted receives; returns when MPI no longer holds their memory."""
     for request in receives:
         request.Cancel()
-    backoff = Backoff()
-    while not all(request.Test() for request in receives):
-        backoff.pause()
+    wait_until(lambda: all(request.Test() for request in receives))
