@@ -1,4 +1,4 @@
-"""A small GPT over bytes, as a list of layers.
+"""A small GPT over bytes or tokens, as a list of layers.
 
 A pipeline cuts a model between layers, so the model is a list and not one module: embedding, blocks, head. Blocks are
 pre-LayerNorm (Radford et al., GPT-2, 2019): the residual path runs unchanged from the embedding to the head.
@@ -15,30 +15,32 @@ sqrt(2 * blocks), as in GPT-2. GPT-2's own 0.02 is right for its width of 768 to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-NUM_BYTES = 256
-
 
 def layer_factories(
-    num_blocks: int, width: int, num_heads: int, context: int, dropout: float
+    num_blocks: int, width: int, num_heads: int, context: int, dropout: float, vocab_size: int
 ) -> list[Callable[[], nn.Module]]:
-    """Factories of the num_blocks + 2 layers: (batch, time) int64 -> (batch, time, width) -> (batch, time, 256)."""
+    """Factories of the num_blocks + 2 layers: int64 (batch, time) -> (batch, time, width) -> (batch, time, vocab)."""
     block = partial(Block, width, num_heads, dropout, residual_scale=1 / math.sqrt(2 * num_blocks))
-    return [partial(Embedding, width, context, dropout), *[block] * num_blocks, partial(Head, width)]
+    return [
+        partial(Embedding, vocab_size, width, context, dropout),
+        *[block] * num_blocks,
+        partial(Head, width, vocab_size),
+    ]
 
 
 class Embedding(nn.Module):
     """Token plus learned position: int64 (batch, time <= context) -> (batch, time, width)."""
 
-    def __init__(self, width: int, context: int, dropout: float):
+    def __init__(self, vocab_size: int, width: int, context: int, dropout: float):
         super().__init__()
-        self.token = _normal(nn.Embedding(NUM_BYTES, width), width)
+        self.token = _normal(nn.Embedding(vocab_size, width), width)
         self.position = _normal(nn.Embedding(context, width), width)
         self.dropout = nn.Dropout(dropout)
 
@@ -78,12 +80,12 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """LayerNorm and the scores of the next byte: (batch, time, width) -> (batch, time, 256)."""
+    """LayerNorm and the scores of the next token: (batch, time, width) -> (batch, time, vocab_size)."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, vocab_size: int):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.scores = _normal(nn.Linear(width, NUM_BYTES, bias=False), width)
+        self.scores = _normal(nn.Linear(width, vocab_size, bias=False), width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scores(self.norm(x))
@@ -95,19 +97,19 @@ def _normal(module: nn.Linear | nn.Embedding, width: int, scale: float = 1.0) ->
 
 
 def cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Sum in nats over all positions, a scalar: outputs (batch, time, 256), targets int64 (batch, time)."""
+    """Sum in nats over all positions, a scalar: outputs (batch, time, vocab_size), targets int64 (batch, time)."""
     return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 @torch.no_grad()
-def continue_bytes(
-    forward: Callable[[Tensor], Tensor], prompt: bytes, num_bytes: int, context: int, temperature: float
-) -> bytes:
-    """The prompt and num_bytes more, each drawn from softmax(scores / temperature) under a generator of its own."""
+def continue_tokens(
+    forward: Callable[[Tensor], Tensor], prompt: Sequence[int], num_tokens: int, context: int, temperature: float
+) -> list[int]:
+    """The prompt and num_tokens more, each drawn from softmax(scores / temperature) under a generator of its own."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.tensor(list(prompt), dtype=torch.int64)
-    for _ in range(num_bytes):
+    tokens = torch.tensor(prompt, dtype=torch.int64)
+    for _ in range(num_tokens):
         scores = forward(tokens[-context:].unsqueeze(0))[0, -1].double().cpu()
         drawn = torch.multinomial(torch.softmax(scores / temperature, dim=0), 1, generator=generator)
         tokens = torch.cat([tokens, drawn])
-    return bytes(tokens.tolist())
+    return tokens.tolist()

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import stat
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +21,15 @@ import numpy as np
 
 PIECE_BYTES = 4 << 20  # of a scan: large enough for full disk speed, and small beside the model
 CACHE = "HPCTRAIN_CACHE"
+OPENING = threading.Lock()  # threads that read the same file open it once
 
 
 class DataError(ValueError):
     """Data that cannot be used. The message is the line that the user sees; it begins with `--data PATH: `."""
+
+
+class CacheError(DataError):
+    """The cache folder cannot be used; the message names HPCTRAIN_CACHE."""
 
 
 class FileArray:
@@ -31,7 +37,7 @@ class FileArray:
 
     Without a `shape` it has one axis and all whole items up to the end of the file. `name` is what errors begin with
     where the user does not know the file under its path. The file is opened at the first read, in each process that
-    reads; a deleted file stays readable while it is open. DataError where the file cannot be read or is too short.
+    reads; a deleted file stays readable while it is open. DataError where the file cannot be read.
     """
 
     def __init__(
@@ -46,13 +52,11 @@ class FileArray:
         self._descriptor: int | None = None
         self._stored, self._offset = np.dtype(dtype), offset
         self.dtype = self._stored.newbyteorder("=")
-        size = self._call(os.stat, self.path).st_size
         if shape is None:
+            size = self._call(os.stat, self.path).st_size
             shape = (max(0, size - offset) // self._stored.itemsize,)
         self.shape = tuple(shape)
         self._row_bytes = self._stored.itemsize * math.prod(self.shape[1:])
-        if size < (needed := offset + self.shape[0] * self._row_bytes):
-            raise DataError(f"{self.name}: the file has {size} bytes, its header promises {needed}; copy it again")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -63,12 +67,13 @@ class FileArray:
         rows = np.empty((stop - start, *self.shape[1:]), self._stored)
         rest = memoryview(rows.reshape(-1).view(np.uint8))
         place = self._offset + start * self._row_bytes
-        if self._descriptor is None:
-            self._descriptor = self._call(os.open, self.path, os.O_RDONLY | os.O_CLOEXEC)
+        with OPENING:
+            if self._descriptor is None:
+                self._descriptor = self._call(os.open, self.path, os.O_RDONLY | os.O_CLOEXEC)
         while rest:
             got = self._call(os.preadv, self._descriptor, [rest], place)
             if not got:
-                raise DataError(f"{self.name}: the file became shorter while it was read")
+                raise DataError(f"{self.name}: {self.path} became shorter while it was read")
             rest, place = rest[got:], place + got
         return rows if self._stored.isnative else rows.astype(self.dtype)
 
@@ -109,7 +114,7 @@ def open_npy(path: str | Path) -> FileArray:
                 (2, 0): np.lib.format.read_array_header_2_0,
             }[version]
             shape, in_columns, dtype = read_header(stream)
-            offset = stream.tell()
+            offset, size = stream.tell(), os.fstat(stream.fileno()).st_size
     except OSError as error:
         raise DataError(f"--data {path}: cannot read it: {error.strerror}") from None
     except Exception:  # the header is parsed as Python: what a damaged one raises is anybody's guess
@@ -120,6 +125,8 @@ def open_npy(path: str | Path) -> FileArray:
         raise DataError(f"--data {path}: stored column by column (Fortran order); {wanted}")
     if not shape or min(shape) < 0:
         raise DataError(f"--data {path}: holds a single number, not an array with a first axis; {wanted}")
+    if size < (needed := offset + math.prod(shape) * dtype.itemsize):
+        raise DataError(f"--data {path}: the file has {size} bytes, its header promises {needed}; copy it again")
     return FileArray(path, dtype, offset, shape)
 
 
@@ -127,11 +134,11 @@ def cached(key: str, suffix: str, write: Callable[[Path], None]) -> Path:
     """The file of the cache folder that belongs to `key`; where it is missing, `write(temporary)` makes it.
 
     The folder is $HPCTRAIN_CACHE, else $XDG_CACHE_HOME/hpctrain, else ~/.cache/hpctrain. The file is whole or not
-    there, also where processes make it at once or are killed. DataError names HPCTRAIN_CACHE where the folder cannot
-    be used or its disk is full.
+    there, also where processes make it at once or are killed. CacheError where the folder cannot be used or its disk
+    is full.
     """
     folder = _cache_folder()
-    name = hashlib.sha256(key.encode()).hexdigest()
+    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
     path, temporary = folder / (name + suffix), folder / f".{name}-{uuid.uuid4().hex}{suffix}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +152,7 @@ def cached(key: str, suffix: str, write: Callable[[Path], None]) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(
+        raise CacheError(
             f"{CACHE}: cannot keep a file in {folder}: {error.strerror}; set {CACHE} to a folder with room"
         ) from None
     return path
@@ -159,7 +166,7 @@ def _cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "hpctrain"
     except RuntimeError:
-        raise DataError(f"{CACHE}: this user has no home folder; set {CACHE} to a folder with room") from None
+        raise CacheError(f"{CACHE}: this user has no home folder; set {CACHE} to a folder with room") from None
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,32 @@
 """Bytes to train on: windows that share no byte between splits, and files that are read or refused."""
 
 import math
+import os
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from hpctrain.tasks.corpus import Windows, read_bytes, shortest
+from hpctrain.tasks import windows as windows_module
+from hpctrain.tasks.corpus import InMemory, open_text
+from hpctrain.tasks.storage import DataError
 from hpctrain.tasks.text import Text
+from hpctrain.tasks.windows import Windows, pieces, scan, shortest
+from tests.harness.launch import ROOT
 
 
 def write(path, content: bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return str(path)
+
+
+def read_all(path) -> bytes:
+    content = open_text(str(path))
+    return content.read(0, len(content)).tobytes()
 
 
 @pytest.mark.parametrize("context", [2, 3, 7])
@@ -25,7 +38,7 @@ def test_splits_share_no_byte_and_leave_none_out(num_blocks, extra, context):
     content = np.arange(size)
     places, targets = {}, []
     for split in (True, False):
-        windows = Windows(content, context, held_out=split)
+        windows = Windows(InMemory(content), context, held_out=split)
         spans = [range(start, start + context + 1) for start in windows.starts(np.arange(len(windows)))]
         assert all(span.start >= 0 and span.stop <= size for span in spans)
         places[split] = {place for span in spans for place in span}
@@ -41,7 +54,7 @@ def test_splits_share_no_byte_and_leave_none_out(num_blocks, extra, context):
 
 def test_an_item_is_the_window_and_the_same_moved_by_one():
     content = np.frombuffer(bytes(range(200)), np.uint8)
-    windows = Windows(content, 4, held_out=False)
+    windows = Windows(InMemory(content), 4, held_out=False)
     inputs, targets = windows[1]
     assert inputs.tolist() == [69, 70, 71, 72] and targets.tolist() == [70, 71, 72, 73]
     assert inputs.dtype == targets.dtype == torch.int64
@@ -49,16 +62,10 @@ def test_an_item_is_the_window_and_the_same_moved_by_one():
 
 @pytest.mark.parametrize("index", [-1, 16])
 def test_an_index_out_of_range_is_an_index_error(index):
-    windows = Windows(np.zeros(65, np.uint8), 4, held_out=True)
+    windows = Windows(InMemory(np.zeros(65, np.uint8)), 4, held_out=True)
     assert len(windows) == 16
     with pytest.raises(IndexError):
         windows[index]
-
-
-def test_a_file_is_mapped_not_read(tmp_path):
-    path = write(tmp_path / "a.txt", b"abc" * 100)
-    content = read_bytes(path)
-    assert isinstance(content, np.memmap) and content.tobytes() == b"abc" * 100
 
 
 def test_a_folder_is_read_in_order_without_hidden_empty_and_binary_files(tmp_path):
@@ -73,7 +80,9 @@ def test_a_folder_is_read_in_order_without_hidden_empty_and_binary_files(tmp_pat
     }.items():
         write(tmp_path / name, content)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    assert read_bytes(str(tmp_path)).tobytes() == b"yyzzbb"
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_all(tmp_path) == b"yyzzbb"
 
 
 def data_refusal(path, **options) -> str:
@@ -101,9 +110,16 @@ def test_a_read_that_fails_names_the_file(tmp_path, monkeypatch, folder):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied", file)
 
-    monkeypatch.setattr("pathlib.Path.open", refuse)
-    monkeypatch.setattr(np, "memmap", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert data_refusal(tmp_path if folder else file) == f"cannot read {file}: Permission denied"
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert data_refusal(tmp_path) == f"cannot read {tmp_path}: Permission denied"
 
 
 @pytest.mark.parametrize("context", [2, 8, 64])
@@ -120,5 +136,152 @@ def test_the_shortest_text_has_a_window_in_both_splits_and_a_shorter_one_is_refu
 
 def test_a_python_without_the_built_in_text_says_what_to_do(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pydoc_data.topics", None)
-    with pytest.raises(ValueError, match="^--data: this Python lacks pydoc_data, the built-in text; name a file"):
-        read_bytes(None)
+    with pytest.raises(DataError, match="^--data: this Python lacks pydoc_data, the built-in text; name a file"):
+        open_text(None)
+
+
+def text_of(size: int) -> bytes:
+    return np.random.Generator(np.random.PCG64(5)).integers(1, 256, size, np.uint8).tobytes()
+
+
+def test_a_file_a_folder_and_memory_give_the_same_windows(tmp_path):
+    text, start = text_of(5000), 0
+    write(tmp_path / "one", text)
+    for number, size in enumerate([1, 7, 300, 1, 2000, 90, 2601]):
+        write(tmp_path / "many" / f"{number // 2}" / f"{number}.txt", text[start : start + size])
+        start += size
+    contents = [InMemory(np.frombuffer(text, np.uint8)), *(open_text(str(tmp_path / name)) for name in ("one", "many"))]
+    for held_out in (False, True):
+        memory, file, folder = (Windows(content, 8, held_out) for content in contents)
+        assert len(memory) == len(file) == len(folder) > 30
+        for index in range(len(memory)):
+            for one, other, third in zip(memory[index], file[index], folder[index]):
+                assert torch.equal(one, other) and torch.equal(one, third)
+        assert (memory.pair_counts(256) == folder.pair_counts(256)).all()
+    assert len({scan(content, None) for content in contents}) == 1
+
+
+def test_every_range_of_a_folder_is_that_of_its_bytes(tmp_path):
+    for name in ("abc", "d", "efgh"):
+        write(tmp_path / name, name.encode())
+    content = open_text(str(tmp_path))
+    copy = pickle.loads(pickle.dumps(content))
+    for start in range(9):
+        for stop in range(start, 9):
+            assert content.read(start, stop).tobytes() == copy.read(start, stop).tobytes() == b"abcdefgh"[start:stop]
+
+
+def test_the_order_of_a_folder_is_that_of_path_parts(tmp_path):
+    for name in ("a/z", "a-b", "a.txt", "a/b/c"):
+        write(tmp_path / "data" / name, name.encode())
+    assert read_all(tmp_path / "data") == b"a/b/ca/za-ba.txt"
+
+
+def test_at_most_64_files_of_a_folder_are_open(tmp_path):
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("no /proc")
+    for number in range(200):
+        write(tmp_path / f"{number:03d}", b"%03d" % number)
+    content, before = open_text(str(tmp_path)), len(os.listdir("/proc/self/fd"))
+    assert content.read(0, 600).tobytes() == b"".join(b"%03d" % number for number in range(200))
+    assert len(os.listdir("/proc/self/fd")) == before + 64
+    del content
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_data_that_become_shorter_or_go_while_they_are_read_are_one_line(tmp_path):
+    single, first, second = (write(tmp_path / name, text_of(400)) for name in ("a.txt", "f/a", "f/b"))
+    task, folder = Text(context=4, data=single), Text(context=4, data=str(tmp_path / "f"))
+    assert len(task.dataset("train")[0][0]) == 4
+    os.truncate(single, 10)
+    with pytest.raises(DataError) as caught:
+        task.dataset("train")[3]
+    assert str(caught.value) == f"--data {single}: {single} became shorter while it was read"
+    os.truncate(first, 10)
+    with pytest.raises(DataError) as caught:
+        folder.baseline()
+    assert str(caught.value) == f"--data {tmp_path / 'f'}: {first} became shorter while it was read"
+    os.unlink(second)
+    with pytest.raises(DataError) as caught:
+        folder.dataset("eval")[-1 + len(folder.dataset("eval"))]
+    assert str(caught.value) == f"--data {tmp_path / 'f'}: cannot read {second}: No such file or directory"
+
+
+def test_a_single_file_that_is_deleted_stays_readable(tmp_path):
+    path = write(tmp_path / "a.txt", text_of(400))
+    task = Text(context=4, data=path)
+    before = task.dataset("train")[7]
+    os.unlink(path)
+    assert torch.equal(before[0], task.dataset("train")[7][0])
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_counts_are_those_of_windows_spread_evenly(monkeypatch, held_out):
+    content = InMemory(np.frombuffer(text_of(20 * 65), np.uint8) % 5)
+    windows = Windows(content, 4, held_out)
+    monkeypatch.setattr(windows_module, "COUNTED_TOGETHER", 12)  # several rounds
+    for limit, step in ((1 << 16, 1), (len(windows) // 4, 4)):
+        monkeypatch.setattr(windows_module, "COUNTED_WINDOWS", limit)
+        pairs = np.zeros((5, 5), int)
+        for index in range(0, len(windows), step):
+            inputs, targets = windows[index]
+            for pair in zip(inputs.tolist(), targets.tolist()):
+                pairs[pair] += 1
+        np.testing.assert_array_equal(windows.pair_counts(5), pairs)
+        np.testing.assert_array_equal(windows.target_counts(5), pairs.sum(0))
+
+
+def test_a_scan_tells_the_largest_item_and_where_it_first_stands():
+    items = np.full(9 << 20, 3, np.uint8)
+    items[[6 << 20, 7 << 20]] = 9
+    found = scan(InMemory(items), None)
+    assert (found.largest, found.place) == (9, 6 << 20)
+    assert [len(piece) for piece in pieces(InMemory(items), 4 << 20)] == [4 << 20, 4 << 20, 1 << 20]
+
+
+def test_a_long_scan_is_made_once_for_a_stamp(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(windows_module, "KEPT_FROM", 100)
+    path = write(tmp_path / "a.txt", text_of(400))
+    task, made = Text(context=4, data=path), []
+    one_pass = windows_module._scan
+    monkeypatch.setattr(windows_module, "_scan", lambda content: made.append(content) or one_pass(content))
+    digests = {task.data_sha256(), Text(context=4, data=path).data_sha256()}
+    assert len(digests) == len(made) == 1
+    write(tmp_path / "a.txt", text_of(399) + b"!")
+    os.utime(path, (1e9, 1e9))
+    assert Text(context=4, data=path).data_sha256() not in digests and len(made) == 2
+    monkeypatch.setenv("HPCTRAIN_CACHE", path)
+    assert len(Text(context=4, data=path).data_sha256()) == 64 and len(made) == 3
+
+
+LARGE = """
+import sys
+import numpy as np
+from hpctrain.tasks.text import Text
+def peak():  # of this process alone: ru_maxrss may begin with that of the process that started it
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+task = Text(data=sys.argv[1])
+windows = task.dataset("train")
+windows[0]  # torch is loaded
+before = peak()
+for index in np.random.default_rng(0).integers(0, len(windows), 1000):
+    assert (windows[index][0] == 32).all()
+print(peak() - before)
+task.prepare()
+task.baseline()
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
+def test_a_large_file_takes_little_memory(tmp_path):
+    with open(tmp_path / "large.txt", "wb") as stream:
+        for _ in range(200):
+            stream.write(b" " * (1 << 20))
+    environment = {**os.environ, "HPCTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LARGE, str(tmp_path / "large.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    random_reads, scanned = map(int, done.stdout.split())
+    assert random_reads < 16 << 10 and scanned < 64 << 10, "KiB"

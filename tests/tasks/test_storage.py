@@ -59,7 +59,7 @@ def test_a_file_that_becomes_shorter_is_one_line(tmp_path):
     assert rows.read(0, 50).sum() == 1225
     with pytest.raises(DataError) as caught:
         rows.read(49, 51)
-    assert str(caught.value) == f"--data {path}: the file became shorter while it was read"
+    assert str(caught.value) == f"--data {path}: {path} became shorter while it was read"
 
 
 def test_an_open_file_that_is_deleted_stays_readable_and_one_that_was_not_open_is_one_line(tmp_path):
