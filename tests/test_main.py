@@ -3,6 +3,7 @@
 import pytest
 
 from hpctrain import __main__ as program
+from hpctrain.comm import start
 from hpctrain.comm.environment import Announced
 
 GIB = 1 << 30
@@ -13,8 +14,8 @@ GIB = 1 << 30
     [(GIB, 0, ""), (1 << 20, 0, "only 1 MiB free in /dev/shm"), (None, None, "no /dev/shm"), (1 << 20, 3, "")],
 )
 def test_little_shared_memory_is_told_once_and_before_it_hurts(free, rank, told, monkeypatch, capsys):
-    monkeypatch.setattr(program.environment, "shared_memory_free", lambda: free)
-    program.warn_of_little_shared_memory(Announced(8, rank, "PMI_SIZE", "mpirun of MPICH"))
+    monkeypatch.setattr(start.environment, "shared_memory_free", lambda: free)
+    start.warn_of_little_shared_memory(Announced(8, rank, "PMI_SIZE", "mpirun of MPICH"))
     said = capsys.readouterr().err
     assert told in said and bool(said) == bool(told) and said.count("\n") <= 1
 

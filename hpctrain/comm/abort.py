@@ -4,19 +4,27 @@ An exception that leaves one rank would let the others wait for it for ever. So 
 rank, also SystemExit and an import that fails, prints that rank's traceback and ends the whole job at once. An end
 that all ranks agreed on is different: they meet first, politely, and leave through MPI_Finalize and C's exit handlers,
 where MPICH says goodbye to its launcher; then the launcher reports their code, and nothing else.
+
+`abort_on_error` holds a whole program; `guard` and `at_exit` do the same for a script of a user that only makes a Mesh.
 """
 
+import atexit
 import ctypes
 import os
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import contextmanager
 
 from hpctrain.comm.progress import wait_until
 
 GRACE_SECONDS = 10  # how long a rank waits for the launcher to end it
+
+
+class RankFailed(RuntimeError):
+    """This rank cannot go on, and its message says all there is to say: one line, printed without a traceback."""
 
 
 @contextmanager
@@ -29,15 +37,61 @@ def abort_on_error():
         _abort_job(error)
 
 
+def guard() -> None:
+    """From here on, an exception that nobody catches ends the job, also in a helper thread; sys.exit does not.
+
+    Processes that this one forks keep Python's own way: their end is not this rank's.
+    """
+    process = os.getpid()
+
+    def of_program(kind, error, trace) -> None:
+        if os.getpid() != process:
+            sys.__excepthook__(kind, error, trace)
+        else:
+            _abort_job(error.with_traceback(trace))
+
+    def of_thread(failure) -> None:
+        if os.getpid() != process:
+            threading.__excepthook__(failure)
+        else:
+            _abort_for_thread(failure)
+
+    sys.excepthook, threading.excepthook = of_program, of_thread
+
+
+def at_exit(end: Callable[[], None]) -> Callable[[], None]:
+    """Calls `end` when the program ends, last come first; an exception in it ends the job.
+
+    Returns what atexit.unregister takes. Forked processes, and a program that has ended MPI by itself, call nothing.
+    """
+    process = os.getpid()
+
+    def call() -> None:
+        if os.getpid() != process or _world() is None:
+            return
+        try:
+            _flush()
+            end()
+        except BaseException as error:  # as where ranks disagree whether this is the end
+            _abort_job(error)
+
+    atexit.register(call)
+    return call
+
+
+def finalize() -> None:
+    """Ends MPI, politely after the last rank has come. Collective."""
+    wait_until(_world().Ibarrier().Test)
+    from mpi4py import MPI
+
+    MPI.Finalize()
+
+
 def leave(code: int) -> None:
     """Ends this process with `code`, which all ranks agreed on. Collective where MPI runs; does not return."""
     _flush()
-    world = _world()
-    if world is not None:
-        wait_until(world.Ibarrier().Test)
-        from mpi4py import MPI
-
-        MPI.Finalize()
+    if _world() is not None:
+        finalize()
     elif code:
         _abort_before_mpi(code)
     threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
@@ -60,7 +114,10 @@ def _abort_job(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         code = 130
     try:
-        traceback.print_exception(error, file=sys.stderr)
+        if isinstance(error, RankFailed):
+            print(f"hpctrain: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error, file=sys.stderr)
         _flush()
         time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
     finally:  # a second interrupt, or a full disk under standard error, must not keep the others waiting

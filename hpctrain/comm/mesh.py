@@ -3,15 +3,33 @@
 A mesh is built from any communicator, also a part of one, and duplicates it: a library's messages and ours never meet.
 """
 
+import atexit
+
+from hpctrain.comm import abort
 from hpctrain.comm.group import Group
 from hpctrain.comm.progress import Progress, wait_until
+from hpctrain.comm.start import join_launch
 from hpctrain.plan.grid import Grid
+
+LAUNCH = "launch"  # stands for all ranks of the launch
 
 
 class Mesh:
-    """`world`: all ranks; `data`: the replicas of this rank's stage, in order. Collective; close it, or use `with`."""
+    """`world`: all ranks; `data`: the replicas of this rank's stage, in order. Collective; close it, or use `with`.
 
-    def __init__(self, comm=None, grid: Grid | None = None):
+    `Mesh()` takes all ranks of the launch and starts MPI where a launcher announced it; a program without a launcher is
+    one rank, and needs no MPI. It also sees to the end of a program: an exception that nobody catches on one rank
+    prints its traceback and ends all ranks, and a rank whose program ends while others still call something ends them
+    with CollectiveMismatch. So make it early; `abort_on_error` covers what comes before, and sys.exit of one rank too.
+
+    `Mesh(comm)` takes any communicator of mpi4py, `Mesh(None)` this process alone; both leave the program's end alone.
+    `grid` lays out stages and replicas; default: all ranks are replicas. Raises ValueError where MPI cannot be started.
+    """
+
+    def __init__(self, comm=LAUNCH, grid: Grid | None = None):
+        launched = isinstance(comm, str) and comm == LAUNCH
+        if launched:
+            comm = join_launch()
         size = comm.size if comm is not None else 1
         self.grid = grid or Grid(1, size)
         if self.grid.num_ranks != size:
@@ -21,6 +39,16 @@ class Mesh:
         self.rank = self.world.rank
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
+        self._at_exit = abort.at_exit(self.close) if launched and comm is not None else None
+
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return self.world.size
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come. Collective."""
+        (self.data if self.grid.num_stages == 1 else self.world).barrier()
 
     def _part(self, color: int, key: int):
         if self.world.comm is None:
@@ -32,6 +60,8 @@ class Mesh:
 
     def close(self) -> None:
         """Frees the communicators. Collective."""
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
         self.data.close()
         self.world.close()
 

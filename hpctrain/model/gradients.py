@@ -64,7 +64,7 @@ class FlatGradients:
         """Begins a step: all gradients zero and attached, no parameter touched."""
         self._arena.zero_()
         self.touched = dict.fromkeys(self.parameters, False)
-        self._missing, self._num_ready = [], len(self.buckets)
+        self.disarm()
         self.attach(self.parameters)
 
     def attach(self, names) -> None:
@@ -76,6 +76,10 @@ class FlatGradients:
         """The next backward is the last of the step: report each bucket that is complete."""
         self._missing = [set(bucket.names) for bucket in self.buckets]
         self._num_ready = 0
+
+    def disarm(self) -> None:
+        """The next backward only adds up."""
+        self._missing, self._num_ready = [], len(self.buckets)
 
     def flush(self) -> None:
         """Reports the buckets that no backward completed: their parameters were not used, their gradient is zero.
@@ -94,6 +98,13 @@ class FlatGradients:
     def scale(self, factor: float) -> None:
         for bucket in self.buckets:
             bucket.flat.mul_(factor)
+
+    def clip(self, longest: float) -> float:
+        """Shortens the attached gradients together to norm `longest` where they are longer; returns their norm before.
+
+        As torch's clip_grad_norm_ over the parameters in layer order, bit for bit.
+        """
+        return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values())[::-1], longest))
 
     def not_finite(self, bucket: Bucket) -> str | None:
         """Name of the first parameter of the bucket whose gradient holds NaN or infinity, or None."""

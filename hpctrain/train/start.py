@@ -4,6 +4,8 @@ Layers are built from seeds, so replicas should agree anyway; a user's layer may
 parameters, buffers and frozen tensors replace everybody's before step 1.
 """
 
+from collections.abc import Iterable, Mapping
+
 import torch
 
 from hpctrain.comm.group import Group
@@ -13,8 +15,16 @@ from hpctrain.train.errors import AgreedError
 
 def start_equal(stage: Stage, replicas: Group) -> None:
     """Gives all replicas the tensors of the first. AgreedError where they built different models. Collective."""
-    tensors = {**stage.named_parameters(), **stage.named_buffers()}
+    share_first({**stage.named_parameters(), **stage.named_buffers()}, replicas)
+
+
+def share_first(tensors: Mapping[str, torch.Tensor], replicas: Group, also: Iterable[str] = ()) -> None:
+    """Gives all replicas the `tensors` of the first. AgreedError where names, types, shapes or the lines `also` differ.
+
+    Collective.
+    """
     described = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()]
+    described += also
     raise_where_different(replicas, described, "built another model")
     with torch.no_grad():
         for tensor in tensors.values():

@@ -1,0 +1,83 @@
+"""The gradients of a model in a loop of the user's own: made global once in each synchronised backward.
+
+They lie in the arena of model/gradients.py. What is in a `parameter.grad` when a backward begins is this rank's own, or
+it is global already, from a backward before that nobody zeroed: then all ranks hold it, and a sum over them would
+count it n times. The mean of n equal values is right by itself; for a sum, each rank keeps one nth of it.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import nn
+
+from hpctrain.comm.buffer import allocate
+from hpctrain.comm.group import Group
+from hpctrain.model.gradients import FlatGradients
+from hpctrain.train.reduction import Reduction
+
+
+class GlobalGradients:
+    """Gradients of `parameters`, as `reduction` ("mean", "sum") over the ranks of `group`.
+
+    A backward that synchronises runs from `begin` to `finish`; before each gradient that any backward adds, `before`.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, reduction: str, bucket_bytes: int):
+        self._flat = FlatGradients(parameters, allocate, bucket_bytes)
+        self._flat.attach(())
+        self._sums = Reduction(self._flat, group.ring)
+        self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll
+        self.parameters = self._flat.parameters
+        self._mean = reduction == "mean"
+        self._num_active = group.size
+        self._global: set[str] = set()  # parameters whose grad all ranks hold
+        self._used = np.zeros(len(self.parameters), np.int32)
+        self._agreement = group.ring.all_reduce(self._used, "parameters used", control=True)
+
+    def begin(self, num_active: int) -> None:
+        """The backward that begins is synchronised, `num_active` ranks have a share in it."""
+        self._num_active = num_active
+        self._flat.arm()
+
+    def before(self, name: str) -> None:
+        """A backward is about to add to the gradient of this parameter."""
+        if name in self._global:
+            self._global.discard(name)
+            view, grad = self._flat.views[name], self.parameters[name].grad
+            if not self._mean and grad is not None and grad.data_ptr() == view.data_ptr():
+                view.div_(self._num_active)
+
+    def finish(self) -> None:
+        """All gradients are there: waits until they are global. None where no rank has one. Collective."""
+        for name, parameter in self.parameters.items():
+            self.before(name)
+            self._adopt(name, parameter)
+        self._flat.flush()
+        self._used[:] = [parameter.grad is not None for parameter in self.parameters.values()]
+        self._agreement.start()
+        self._sums.wait()
+        self._agreement.wait()
+        self._flat.disarm()
+        self._global = {name for name, uses in zip(self.parameters, self._used) if uses}
+        self._flat.attach(self._global)
+        if self._mean and self._num_active > 1:
+            for bucket in self._flat.buckets:
+                bucket.flat.div_(self._num_active)
+
+    def shadow(self, num_active: int) -> None:
+        """Takes part in a backward of others, with nothing of this rank's own. Collective."""
+        self._global.clear()
+        self._flat.attach(())
+        self._num_active = num_active
+        self.finish()
+
+    def forget(self) -> None:
+        """The backward that began did not end: an exception came between."""
+        self._flat.disarm()
+
+    def _adopt(self, name: str, parameter: nn.Parameter) -> None:
+        """A tensor that somebody put in place of the gradient, and no backward has touched since."""
+        view = self._flat.views[name]
+        if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+            view.copy_(parameter.grad)
+            parameter.grad = view

@@ -1,0 +1,63 @@
+"""Models, rows and plain loops for the tests of training loops of one's own."""
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+WIDTH = 5
+
+
+class Net(nn.Module):
+    """`sometimes` is used where the first number of the batch is positive, `never` by nobody; the last one is tied."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 7)
+        self.never = nn.Linear(3, 3)
+        self.sometimes = nn.Linear(7, 7)
+        self.norm = nn.LayerNorm(7)
+        self.last = nn.Linear(7, WIDTH)
+        self.tied = nn.Linear(WIDTH, 7)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x):
+        use = x[0, 0] > 0
+        x = torch.tanh(self.first(x))
+        if use:
+            x = self.sometimes(x)
+        return self.last(self.norm(x) + self.tied(self.last(x)))
+
+
+def net(seed=0, dtype=torch.float64, build=Net):
+    torch.manual_seed(seed)
+    return build().to(dtype)
+
+
+def rows(step: int, count: int, dtype=torch.float64) -> torch.Tensor:
+    """The rows of all ranks in one step."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    return torch.randn(count, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def share(step: int, mesh, each: int = 4, dtype=torch.float64) -> torch.Tensor:
+    """This rank's rows of one step."""
+    return rows(step, each * mesh.size, dtype)[mesh.rank :: mesh.size]
+
+
+def loss_of(model, batch) -> torch.Tensor:
+    return mse_loss(model(batch), batch.flip(-1))
+
+
+def assert_close(model, reference, tolerance=1e-10) -> None:
+    found, expected = dict(model.named_parameters()), dict(reference.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert (found[name] - parameter).abs().max() <= tolerance, name
+
+
+def assert_same_everywhere(mesh, tensors) -> None:
+    """The same bits on all ranks."""
+    for index, tensor in enumerate(tensors):
+        first = tensor.detach().clone()
+        mesh.data.broadcast(first)
+        assert torch.equal(first, tensor.detach()), index
