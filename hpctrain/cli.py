@@ -1,22 +1,30 @@
 """Subcommands: which there are, which one is meant, and the help that needs no MPI."""
 
+import multiprocessing
 import sys
 from importlib import import_module
+from multiprocessing import forkserver
 
 from hpctrain import __version__, config
 
-COMMANDS = {"train": "train a model (the default command)", "doctor": "what MPI, ranks and machine make of each other"}
+COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
+    "train": ("train a model (the default command)", "hpctrain.train.command"),
+    "evaluate": (
+        "metrics of a run's weights: evaluate RUN [--data PATH] [--split eval|train|all]",
+        "hpctrain.tools.evaluate",
+    ),
+    "export": ("a run's weights by the module's own names: export RUN OUT.safetensors", "hpctrain.tools.export"),
+    "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
+    "doctor": ("what MPI, ranks and machine make of each other", "hpctrain.tools.doctor"),
+}
 
 
 def main(argv: list[str], comm) -> int:
     """Runs a command on all ranks of `comm` (None: this process alone); returns the exit code that all agree on."""
-    rank = comm.rank if comm is not None else 0
     command, rest = split_command(argv)
-    if command == "doctor":
-        return import_module("hpctrain.tools.doctor").run(rest, comm)
-    if command == "train":
-        return import_module("hpctrain.train.command").run(rest, comm)
-    if rank == 0:
+    if command in COMMANDS:
+        return import_module(COMMANDS[command][1]).run(rest, comm)
+    if comm is None or comm.rank == 0:
         print(f"hpctrain: {command}: no such command; there are {', '.join(COMMANDS)}", file=sys.stderr)
     return 2
 
@@ -28,6 +36,18 @@ def split_command(argv: list[str]) -> tuple[str, list[str]]:
     return "train", argv
 
 
+def before_mpi(argv: list[str]) -> None:
+    """Starts what must not be forked from a process with MPI: the server that --loader-workers are forked from."""
+    command, rest = split_command(argv)
+    try:
+        num_workers = config.parse(rest)[0].loader_workers if command == "train" else 0
+    except config.UsageError:
+        return  # which one rank will tell
+    if num_workers:
+        multiprocessing.set_forkserver_preload(["torch.utils.data"])
+        forkserver.ensure_running()
+
+
 def answer(argv: list[str]) -> None:
     """Prints the version or the help."""
     if "--version" in argv:
@@ -35,7 +55,7 @@ def answer(argv: list[str]) -> None:
         return
     print("usage: python -m hpctrain [command] [flags]        one process")
     print("       mpirun -n 8 python -m hpctrain [flags]      8 ranks: a ring of 8 replicas\n\ncommands:")
-    for command, text in COMMANDS.items():
+    for command, (text, _) in COMMANDS.items():
         print(f"  {command:10} {text}")
     print("\nflags of train:\n" + config.parser().format_help().partition("options:\n")[2], end="")
     print("\nalso: -h, --help; --version. Exit codes: 0 done, 1 error, 2 usage.")

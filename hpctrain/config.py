@@ -21,7 +21,16 @@ else:
     import tomli as tomllib
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
-PRECISIONS = ("float32", "float64")
+PRECISIONS = ("float32", "float64", "bf16-mixed")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+KIND_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    dict: "KEY = VALUE pairs",
+    bool: "true or false",
+}
+MORE_IS_BETTER = ("accuracy", "precision", "recall", "auc", "f1", "hit", "score")
 
 
 class UsageError(ValueError):
@@ -38,7 +47,7 @@ def flag(default: Any, help: str, **rules) -> Any:
 class Config:
     """A training run. Raises UsageError for a value out of range."""
 
-    task: str = flag("text", "what to train: text", metavar="NAME")
+    task: str = flag("text", "what to train: text, images, FILE.py:Name or package.module:Name", metavar="NAME")
     task_option: dict = flag(dict, "a setting of the task, such as layers=4; may be repeated", metavar="KEY=VALUE")
     data: str | None = flag(
         None, "a file or folder of your own; without it the task's built-in real data", metavar="PATH"
@@ -48,11 +57,26 @@ class Config:
     )
     num_microbatches: int = flag(1, "pieces in which a replica computes its rows", minimum=1, metavar="M")
     steps: int = flag(400, "updates in all", minimum=1, metavar="N")
+    epochs: int | None = flag(None, "times that every row is trained on, instead of --steps", minimum=1, metavar="N")
     optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
     lr: float = flag(3e-3, "learning rate", above=0, below=3.4e38, metavar="RATE")
+    lr_schedule: str = flag("constant", "its course from the end of the warm-up to the last step", choices=LR_SCHEDULES)
+    lr_warmup_steps: int = flag(0, "steps in which it rises from near zero to --lr", minimum=0, metavar="N")
+    lr_min: float = flag(0.0, "where --lr-schedule linear or cosine ends", minimum=0, metavar="RATE")
     momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")
     weight_decay: float = flag(0.0, "as torch's optimizer of that name has it", minimum=0, metavar="RATE")
-    precision: str = flag("float32", "of weights, gradients and arithmetic", choices=PRECISIONS)
+    clip_norm: float | None = flag(None, "longest gradient, as a norm over all parameters", above=0, metavar="NORM")
+    precision: str = flag(
+        "float32", "of weights and arithmetic; bf16-mixed: float32 weights, bfloat16 products", choices=PRECISIONS
+    )
+    eval_every: int | None = flag(None, "steps between evaluations on the held-out rows", minimum=1, metavar="N")
+    eval_batches: int | None = flag(
+        None, "evaluate on so many global batches, evenly spread; default: every held-out row", minimum=1, metavar="N"
+    )
+    early_stop: str | None = flag(
+        None, "end when METRIC got no better in so many evaluations (:max or :min where unclear)", metavar="METRIC:N"
+    )
+    loader_workers: int = flag(0, "processes a rank that read rows ahead", minimum=0, metavar="N")
     bucket_bytes: int = flag(1 << 20, "gradients that travel together", minimum=1, metavar="BYTES")
     threads: int | None = flag(
         None,
@@ -62,6 +86,7 @@ class Config:
     )
     seed: int = flag(0, "of weights, order of rows and dropout", minimum=0, metavar="N")
     run_dir: str | None = flag(None, "folder of this run, a new one; default: runs/TASK-TIME", metavar="PATH")
+    tensorboard: bool = flag(False, "write curves for TensorBoard into the run's folder")
     on_nan: str = flag("stop", "what NaN or infinity in a loss or gradient does", choices=("stop", "skip"))
 
     def __post_init__(self):
@@ -69,6 +94,26 @@ class Config:
             value = getattr(self, each.name)
             if value is not None:
                 check_value(flag_name(each), value, each.type, each.metadata)
+        if self.lr_min > self.lr:
+            raise UsageError(f"--lr-min {self.lr_min}: should be at most --lr {self.lr}")
+        if self.early_stop is not None:
+            early_stop_rule(self.early_stop)
+            if self.eval_every is None:
+                raise UsageError(f"--early-stop {self.early_stop}: needs --eval-every N, the steps between evaluations")
+
+
+def early_stop_rule(text: str) -> tuple[str, int, str]:
+    """Metric, evaluations to wait, and `min` or `max`, of METRIC:N or METRIC:N:max.
+
+    Without the third part a metric whose name holds one of MORE_IS_BETTER is to grow, any other to shrink.
+    """
+    metric, _, rest = text.partition(":")
+    patience, _, better = rest.partition(":")
+    if not better:
+        better = "max" if any(word in metric for word in MORE_IS_BETTER) else "min"
+    if not metric or not patience.isdecimal() or int(patience) < 1 or better not in ("min", "max"):
+        raise UsageError(f"--early-stop {text}: expected METRIC:N or METRIC:N:max, such as loss:3")
+    return metric, int(patience), better
 
 
 def flag_name(each: dataclasses.Field) -> str:
@@ -79,7 +124,7 @@ def check_value(name: str, value: Any, kind: Any, rules) -> None:
     """Raises UsageError where `value` is of another kind than the field or breaks one of its rules."""
     kinds = [k for k in (get_args(kind) if isinstance(kind, types.UnionType) else (kind,)) if k is not type(None)]
     accepted = (int, float) if kinds == [float] else tuple(kinds)
-    if not isinstance(value, accepted) or isinstance(value, bool):
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kinds != [bool]):
         raise UsageError(f"{name}: expected {describe(kinds[0], rules)}, got {value!r}")
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise UsageError(f"{name}: {ascii(value)} is not UTF-8; give it another name")
@@ -92,14 +137,14 @@ def check_value(name: str, value: Any, kind: Any, rules) -> None:
 
 def describe(kind: type, rules) -> str:
     """What a value may be, in words: `a whole number >= 1`."""
-    words = {int: "a whole number", float: "a number", str: "text", dict: "KEY = VALUE pairs"}[kind]
+    words = KIND_WORDS[kind]
     bounds = [
         f"{sign} {rules[rule]}" for rule, sign in (("minimum", ">="), ("above", ">"), ("below", "<")) if rule in rules
     ]
     return " ".join([words, " and ".join(bounds)]).rstrip()
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse, with errors as exceptions and a word on what was probably meant."""
 
     def error(self, message):
@@ -118,10 +163,13 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `train`: one flag for each field of Config, and --config."""
-    top = _Parser("hpctrain", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    top = Parser("hpctrain", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     top.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings; flags win over it")
     for each in dataclasses.fields(Config):
         names = [flag_name(each)] + ([each.metadata["alias"]] if "alias" in each.metadata else [])
+        if each.type is bool:
+            top.add_argument(*names, dest=each.name, action="store_true", help=each.metadata["help"])
+            continue
         metavar = each.metadata.get("metavar") or "|".join(each.metadata["choices"])
         text = each.metadata["help"] + ("" if each.default in (None, dataclasses.MISSING) else f" ({each.default})")
         action = "append" if each.type is dict else "store"
@@ -134,6 +182,10 @@ def parse(argv: list[str]) -> tuple[Config, set[str]]:
     texts = parser().parse(argv)
     path = texts.pop("config", None)
     settings = read_toml(path) if path is not None else {}
+    if {"steps", "epochs"} <= texts.keys() or {"steps", "epochs"} <= settings.keys():
+        raise UsageError("--epochs: give it or --steps, not both")
+    if {"steps", "epochs"} & texts.keys():
+        settings = {key: value for key, value in settings.items() if key not in ("steps", "epochs")}
     fields = {each.name: each for each in dataclasses.fields(Config)}
     for name, text in texts.items():
         if fields[name].type is dict:
@@ -172,7 +224,9 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(values)
 
 
-def _convert(each: dataclasses.Field, text: str) -> Any:
+def _convert(each: dataclasses.Field, text: Any) -> Any:
+    if each.type is bool:
+        return text  # argparse's own True
     kind = next(k for k in (get_args(each.type) or (each.type,)) if k is not type(None))
     try:
         return kind(text)

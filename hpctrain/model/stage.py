@@ -5,36 +5,56 @@ Before each layer's forward the generator is set from (seed, step, micro-batch o
 draws the same mask wherever that micro-batch is computed, and again when it is recomputed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from hpctrain.model.precision import Precision
 from hpctrain.plan.seeds import derive_seed
 
 
 class Stage:
     """`layers` applied in order; the first of them is layer `first` of the whole model.
 
-    Parameters and buffers have global names, `layers.3.weight`, the same in every layout.
+    Parameters and buffers have global names, `layers.3.weight`, the same in every layout; a model that is one module
+    keeps its own names (`is_module`).
     """
 
-    def __init__(self, layers: Sequence[nn.Module], first: int = 0, seed: int = 0):
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        first: int = 0,
+        seed: int = 0,
+        precision: Precision | None = None,
+        is_module: bool = False,
+    ):
         self.layers = list(layers)
         self.first = first
         self.seed = seed
+        self.precision = precision or Precision()
+        self.is_module = is_module
 
-    def forward(self, inputs: torch.Tensor, step: int, microbatch: int) -> torch.Tensor:
-        """Outputs of the last layer for one micro-batch; `microbatch` counts over all replicas."""
-        for index, layer in enumerate(self.layers, self.first):
-            if layer.training:
-                torch.default_generator.manual_seed(derive_seed(self.seed, "forward", step, microbatch, index))
-            inputs = layer(inputs)
-        return inputs
+    def forward(self, inputs: Any, step: int, microbatch: int) -> Any:
+        """Outputs of the last layer for one micro-batch; `microbatch` counts over all replicas.
+
+        A dict goes into a layer as keyword arguments.
+        """
+        with self.precision.forward():
+            for index, layer in enumerate(self.layers, self.first):
+                if layer.training:
+                    torch.default_generator.manual_seed(derive_seed(self.seed, "forward", step, microbatch, index))
+                inputs = layer(**inputs) if isinstance(inputs, Mapping) else layer(inputs)
+        return self.precision.for_loss(inputs)
 
     def train(self, mode: bool = True) -> None:
         for layer in self.layers:
             layer.train(mode)
+
+    def named_layers(self) -> dict[str, nn.Module]:
+        """Layers by the name that begins the names of their parameters; a module's own is empty."""
+        return {self._name(index): layer for index, layer in enumerate(self.layers, self.first)}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Each parameter once, by its first global name, in layer order."""
@@ -47,21 +67,47 @@ class Stage:
         """What a weights file holds: parameters and persistent buffers by global name, shared ones once."""
         return self._named(lambda layer: layer.state_dict(keep_vars=True).items())
 
+    def tie(self, ties: Iterable[tuple[str, str]]) -> None:
+        """Makes the second parameter of each pair of names the first one. ValueError for a name that is none."""
+        for kept, other in ties:
+            (owner, attribute), (target, replaced) = self._place(kept), self._place(other)
+            parameter, old = getattr(owner, attribute), getattr(target, replaced)
+            if parameter.shape != old.shape:
+                shapes = f"{list(parameter.shape)} and {list(old.shape)}"
+                raise ValueError(f"--task: ties() names {kept} and {other}, of shapes {shapes}; they should be equal")
+            setattr(target, replaced, parameter)
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        """The module that owns a parameter, and what it calls it."""
+        for prefix, layer in self.named_layers().items():
+            inside = name.removeprefix(f"{prefix}." if prefix else "")
+            if (prefix == "" or inside != name) and inside in dict(layer.named_parameters(remove_duplicate=False)):
+                path, _, attribute = inside.rpartition(".")
+                return layer.get_submodule(path), attribute
+        raise ValueError(
+            f"--task: ties() names {name}, which is no parameter; there is {', '.join(self.named_parameters())}"
+        )
+
+    def _name(self, index: int) -> str:
+        return "" if self.is_module else f"layers.{index}"
+
     def _named(self, members: Callable) -> dict:
         named = {}
         seen = set()
-        for index, layer in enumerate(self.layers, self.first):
+        for prefix, layer in self.named_layers().items():
             for name, tensor in members(layer):
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
                     seen.add(id(tensor))
-                    named[f"layers.{index}.{name}"] = tensor
+                    named[f"{prefix}.{name}" if prefix else name] = tensor
         return named
 
 
-def build_stage(factories: Sequence[Callable[[], nn.Module]], seed: int, dtype: torch.dtype, first: int = 0) -> Stage:
+def build_stage(
+    factories: Sequence[Callable[[], nn.Module]], seed: int, precision: Precision, first: int = 0, is_module=False
+) -> Stage:
     """Builds the layers that `factories` give; the first of them is layer `first` of the model."""
     layers = []
     for index, factory in enumerate(factories, first):
         torch.manual_seed(derive_seed(seed, "layer", index))
-        layers.append(factory().to(dtype))
-    return Stage(layers, first, seed)
+        layers.append(factory().to(precision.dtype))
+    return Stage(layers, first, seed, precision, is_module)

@@ -37,6 +37,11 @@ class ProgressLine:
         self._rows += line["rows_per_second"] * line["seconds"]
         self._display.show(line["step"], self._describe(line["step"], line["loss"]))
 
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """After an evaluation: `line` has step and eval, {name: value}. It leaves a line that stays."""
+        metrics = "  ".join(f"{name} {value:.4f}" for name, value in line["eval"].items())
+        self._display.say(f"step {line['step']:{len(str(self.num_steps))}}/{self.num_steps}  held-out {metrics}")
+
     def close(self) -> None:
         """Ends the live line; what is printed afterwards stands below it."""
         self._display.close()
@@ -63,7 +68,10 @@ class _PlainLines:
         twentieths = step * PLAIN_LINES // self._num_steps
         if twentieths != self._twentieths:
             self._twentieths = twentieths
-            print(text, file=self._stream, flush=True)
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         pass
@@ -90,6 +98,9 @@ class _LiveLine:
         if time.monotonic() - self._drawn >= REFRESH_SECONDS:
             self._bar.refresh()
             self._drawn = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, emoji=False)
 
     def close(self) -> None:
         self._bar.refresh()

@@ -4,25 +4,26 @@ The sampler knows seed, epoch and position, and nothing of the layout; the globa
 replicas x micro-batches pieces. So every layout trains on the same rows in the same steps.
 """
 
-from typing import NamedTuple
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import default_collate
 
 from hpctrain.plan.grid import split_evenly
 from hpctrain.plan.seeds import derive_seed
+from hpctrain.train.loader import Reader, Request, read
 
 
 class MicroBatch(NamedTuple):
     """Inputs and targets, and the micro-batch's number within the global batch."""
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    inputs: Any
+    targets: Any
     number: int
 
 
-class Sampler:
+class GlobalSampler:
     """Rows of a data set in global batches: each epoch in another order, its last batch shorter where rows run out."""
 
     def __init__(self, num_rows: int, batch_size: int, seed: int):
@@ -38,29 +39,67 @@ class Sampler:
             self._epoch, self._order = epoch, generator.permutation(self.num_rows)
         return self._order[position * self.batch_size : (position + 1) * self.batch_size]
 
+    def epoch(self, step: int) -> int:
+        return step // self.steps_per_epoch
+
 
 class Batches:
-    """The micro-batches of one replica, read from a map-style `dataset`.
+    """The micro-batches of one replica, those of the steps to come read ahead by `num_workers` processes."""
 
-    Floating-point inputs and targets are cast to `dtype`, that of the model.
-    """
-
-    def __init__(self, dataset, sampler: Sampler, replica: int, num_replicas: int, num_microbatches: int, dtype):
-        self.sampler, self.num_microbatches, self.dtype = sampler, num_microbatches, dtype
-        self._dataset = dataset
+    def __init__(
+        self,
+        reader: Reader,
+        sampler: GlobalSampler,
+        replica: int,
+        num_replicas: int,
+        num_microbatches: int,
+        num_workers: int = 0,
+    ):
+        self.sampler, self.num_microbatches = sampler, num_microbatches
+        self.seconds = 0.0  # spent waiting for rows, in all
+        self._reader, self._num_workers = reader, num_workers
         self._first, self._pieces = replica * num_microbatches, num_replicas * num_microbatches
+        self._places: Iterator[tuple[int, int]] = iter(())  # step and index of what the stream gives next
+        self._stream: Iterator | None = None
 
     def microbatch(self, step: int, index: int) -> MicroBatch | None:
-        """Micro-batch `index` of this replica in `step`; None where the global batch has fewer rows than pieces."""
-        number = self._first + index
-        rows = self.sampler.rows(step)
-        piece = split_evenly(len(rows), self._pieces)[number]
-        if not piece:
+        """Micro-batch `index` of this replica in `step`; None where the global batch has fewer rows than pieces.
+
+        They are read ahead in ascending order; asking for another one than the next is right, and slow.
+        """
+        request = self._request(step, index)
+        if request is None:
             return None
-        return MicroBatch(*read_rows(self._dataset, rows[piece.start : piece.stop], self.dtype), number)
+        began = time.perf_counter()
+        inputs, targets = self._ahead(step, index) if self._num_workers else next(read(self._reader, [request]))
+        self.seconds += time.perf_counter() - began
+        return MicroBatch(inputs, targets, self._first + index)
 
+    def close(self) -> None:
+        """Ends the processes that read ahead."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
 
-def read_rows(dataset, rows, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of the `rows` of a map-style data set, stacked; floating-point tensors in `dtype`."""
-    inputs, targets = default_collate([dataset[int(row)] for row in rows])
-    return tuple(x.to(dtype) if x.is_floating_point() else x for x in (inputs, targets))
+    def _ahead(self, step: int, index: int) -> tuple[Any, Any]:
+        if self._stream is None or next(self._places) != (step, index):
+            self.close()
+            self._places = (place for place, _ in self._requests(step, index))
+            next(self._places)
+            requests = (request for _, request in self._requests(step, index))
+            self._stream = read(self._reader, requests, self._num_workers)
+        return next(self._stream)
+
+    def _requests(self, step: int, index: int) -> Iterator[tuple[tuple[int, int], Request]]:
+        """All that has rows, from (step, index) on."""
+        while True:
+            for each in range(index, self.num_microbatches):
+                request = self._request(step, each)
+                if request is not None:
+                    yield (step, each), request
+            step, index = step + 1, 0
+
+    def _request(self, step: int, index: int) -> Request | None:
+        rows = self.sampler.rows(step)
+        piece = split_evenly(len(rows), self._pieces)[self._first + index]
+        return Request(tuple(rows[piece.start : piece.stop].tolist()), self.sampler.epoch(step)) if piece else None

@@ -5,13 +5,15 @@ import socket
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib import util
 from pathlib import Path
 
 from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.report.streams import PrefixedStream
-from hpctrain.tasks.protocol import build_task, task_options
+from hpctrain.tasks.load import absolute_name, build_task, short_name, task_options
+from hpctrain.train.facts import first_of_node
 
 
 def run(argv: list[str], comm) -> int:
@@ -22,9 +24,12 @@ def run(argv: list[str], comm) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a sample of text may hold what a screen cannot show
     prepared = mesh.world.broadcast_json(prepare(argv, mesh.world.size) if mesh.rank == 0 else None)
-    if "usage" in prepared:
+    fault = prepared.get("usage") or prepare_nodes(prepared["config"], mesh)
+    if fault:
         if mesh.rank == 0:
-            print(f"hpctrain: {prepared['usage']}", file=sys.stderr)
+            print(f"hpctrain: {fault}", file=sys.stderr)
+            if "folder" in prepared:
+                Path(prepared["folder"]).rmdir()
         mesh.close()
         return 2
     config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
@@ -34,7 +39,7 @@ def run(argv: list[str], comm) -> int:
         layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
         (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
         ranks = f"{mesh.world.size} ranks with {config.threads} threads each"
-        print(f"{config.task}: {ranks}; files go to {folder}", flush=True)
+        print(f"{short_name(config.task)}: {ranks}; files go to {folder}", flush=True)
     # torch comes in here, after MPI and after every mistake that needs neither
     from hpctrain.train.run import run_training
 
@@ -47,15 +52,50 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
     """On rank 0: the configuration and the run's folder, or under `usage` what is wrong with what was asked for."""
     try:
         config, given = parse(argv)
-        task = build_task(config.task, config.task_option, config.data)
+        check_packages(config)
+        task = prepared_task(config)
+        num_rows = len(task.dataset("train"))
+        if config.epochs is not None:
+            steps = config.epochs * -(-num_rows // config.global_batch_size)
+            config = replace(config, steps=max(1, steps), epochs=None)
         folder = make_run_folder(config)
     except ValueError as error:
         return {"usage": str(error)}
-    for note in notes(config, given, num_ranks, len(task.dataset("train"))):
+    for note in notes(config, given, num_ranks, num_rows):
         print(f"note: {note}", file=sys.stderr)
-    options = {key: str(value) for key, value in task_options(task).items()}
-    data = config.data and str(Path(config.data).absolute())
-    return {"config": asdict(replace(config, task_option=options, data=data, run_dir=None)), "folder": str(folder)}
+    settled = {
+        "task": absolute_name(config.task),
+        "task_option": task_options(task),
+        "data": config.data and str(Path(config.data).absolute()),
+        "run_dir": None,
+    }
+    return {"config": asdict(replace(config, **settled)), "folder": str(folder)}
+
+
+def prepared_task(config: Config):
+    """The task, its data ready for every rank of this node."""
+    task = build_task(config.task, config.task_option, config.data)
+    if hasattr(task, "prepare"):
+        task.prepare()
+    return task
+
+
+def prepare_nodes(settings: dict, mesh: Mesh) -> str | None:
+    """The first rank of each other node prepares the data there, the others wait. What is wrong, if anything."""
+    first = first_of_node(mesh.world)
+    fault = None
+    if first == mesh.rank != 0:
+        try:
+            prepared_task(Config(**settings))
+        except ValueError as error:
+            fault = f"on {socket.gethostname()}: {error}"
+    return next(filter(None, mesh.world.all_gather_json(fault)), None)
+
+
+def check_packages(config: Config) -> None:
+    """UsageError where a flag needs a package that is not there."""
+    if config.tensorboard and util.find_spec("tensorboard") is None:
+        raise UsageError('--tensorboard: needs the package tensorboard; pip install "hpctrain[report]"')
 
 
 def notes(config: Config, given: set[str], num_ranks: int, num_rows: int) -> list[str]:
@@ -64,6 +104,12 @@ def notes(config: Config, given: set[str], num_ranks: int, num_rows: int) -> lis
     rows, pieces = config.global_batch_size, num_ranks * config.num_microbatches
     if "momentum" in given and config.optimizer != "momentum":
         lines.append(f"--momentum has no effect with --optimizer {config.optimizer}")
+    if "lr_min" in given and config.lr_schedule == "constant":
+        lines.append("--lr-min has no effect with --lr-schedule constant")
+    if config.lr_warmup_steps >= config.steps:
+        lines.append(f"--lr-warmup-steps {config.lr_warmup_steps}: the run ends before, after {config.steps} steps")
+    if config.eval_every and config.eval_every > config.steps:
+        lines.append(f"--eval-every {config.eval_every}: the run ends before, after {config.steps} steps")
     if rows > num_rows:
         lines.append(f"--global-batch-size {rows}: the data has {num_rows} rows, so every update takes them all")
     if min(rows, num_rows) < pieces:
@@ -74,7 +120,10 @@ def notes(config: Config, given: set[str], num_ranks: int, num_rows: int) -> lis
 
 def make_run_folder(config: Config) -> Path:
     """A new folder: `--run-dir`, or runs/TASK-TIME (in a Slurm job runs/TASK-JOB). Never one that exists."""
-    wanted = config.run_dir or f"runs/{config.task}-{os.environ.get('SLURM_JOB_ID') or time.strftime('%Y%m%d-%H%M%S')}"
+    wanted = (
+        config.run_dir
+        or f"runs/{short_name(config.task)}-{os.environ.get('SLURM_JOB_ID') or time.strftime('%Y%m%d-%H%M%S')}"
+    )
     candidates = [Path(wanted)] + ([] if config.run_dir else [Path(f"{wanted}-{i}") for i in range(2, 100)])
     for folder in candidates:
         try:

@@ -1,28 +1,63 @@
 """Metrics over held-out rows: every row counts once, whatever the layout."""
 
+from collections.abc import Callable
+
 import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.stage import Stage
 from hpctrain.plan.grid import split_evenly
-from hpctrain.train.batches import read_rows
+from hpctrain.train.loader import Reader, Request, read
 
 
-def evaluate(stage: Stage, metric, dataset, batch_size: int, dtype: torch.dtype, mesh: Mesh) -> dict[str, float]:
-    """Means by name over all rows of `dataset`, on every rank. `metric` gives {name: (sum, count)}. Collective."""
-    rows = split_evenly(len(dataset), mesh.data.size)[mesh.replica]
-    sums: dict[str, list[float]] = {}
-    stage.train(False)
-    with torch.no_grad():
-        for start in range(rows.start, rows.stop, batch_size):
-            inputs, targets = read_rows(dataset, range(start, min(start + batch_size, rows.stop)), dtype)
-            add(sums, metric(stage.forward(inputs, 0, 0), targets))
-            mesh.progress.poll()
-    stage.train(True)
-    total: dict[str, list[float]] = {}
-    for part in mesh.data.all_gather_json(sums):
-        add(total, part)
-    return {name: value / count for name, (value, count) in total.items() if count}
+class Evaluation:
+    """`metric(outputs, targets)` gives {name: (sum, count)}; `num_rows` is the length of the reader's data set.
+
+    With `num_batches` only so many times `global_batch_size` rows count, evenly spread and always the same.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        num_rows: int,
+        metric: Callable,
+        mesh: Mesh,
+        global_batch_size: int,
+        num_batches: int | None = None,
+        num_workers: int = 0,
+    ):
+        self._reader, self._metric, self._mesh, self._num_workers = reader, metric, mesh, num_workers
+        self._batch_size = max(1, global_batch_size // mesh.data.size)
+        count = min(num_rows, num_batches * global_batch_size if num_batches else num_rows)
+        mine = split_evenly(count, mesh.data.size)[mesh.replica]
+        self.rows = [place * num_rows // count for place in mine]
+
+    def run(self, stage: Stage) -> dict[str, float]:
+        """Means by name, on every rank. Collective."""
+        total = self._total(self._sums(stage, self.rows))
+        return {name: value / count for name, (value, count) in total.items() if count}
+
+    def names(self, stage: Stage) -> list[str]:
+        """Names of the metrics, from one row of each replica. Collective."""
+        return list(self._total(self._sums(stage, self.rows[:1])))
+
+    def _sums(self, stage: Stage, rows: list[int]) -> dict[str, list[float]]:
+        starts = range(0, len(rows), self._batch_size)
+        requests = [Request(tuple(rows[start : start + self._batch_size])) for start in starts]
+        sums: dict[str, list[float]] = {}
+        stage.train(False)
+        with torch.no_grad():
+            for inputs, targets in read(self._reader, requests, self._num_workers):
+                add(sums, self._metric(stage.forward(inputs, 0, 0), targets))
+                self._mesh.progress.poll()
+        stage.train(True)
+        return sums
+
+    def _total(self, sums: dict[str, list[float]]) -> dict[str, list[float]]:
+        total: dict[str, list[float]] = {}
+        for part in self._mesh.data.all_gather_json(sums):
+            add(total, part)
+        return total
 
 
 def add(sums: dict[str, list[float]], part) -> None:

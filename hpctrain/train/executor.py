@@ -5,7 +5,7 @@ happens at STEP: ragged batches, masks, schedules and layouts all give the gradi
 global batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,26 +18,42 @@ from hpctrain.train.agreement import Agreement
 from hpctrain.train.batches import Batches, MicroBatch
 from hpctrain.train.errors import NotFinite
 from hpctrain.train.reduction import Reduction
+from hpctrain.train.statistics import RunningStatistics
 
 
 @dataclass
 class StepResult:
-    """What all ranks know after a step: `loss` is the mean over `items`, None when there were none."""
+    """What all ranks know after a step: `loss` is the mean over `items`, None when there were none.
+
+    `gradient_norm` is that before clipping, None without clipping.
+    """
 
     loss: float | None
     items: int
     skipped: str | None = None
+    gradient_norm: float | None = None
 
 
 class Executor:
     """One stage on one replica. `loss(outputs, targets)` gives (sum over items, number of items)."""
 
     def __init__(
-        self, stage: Stage, gradients: FlatGradients, optimizer, batches: Batches, loss, mesh: Mesh, on_nan="stop"
+        self,
+        stage: Stage,
+        gradients: FlatGradients,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        loss: Callable,
+        mesh: Mesh,
+        on_nan: str = "stop",
+        clip_norm: float | None = None,
     ):
         self.stage, self.gradients, self.optimizer = stage, gradients, optimizer
-        self.batches, self.loss, self.mesh, self.on_nan = batches, loss, mesh, on_nan
+        self.batches, self.loss, self.mesh = batches, loss, mesh
+        self.on_nan, self.clip_norm = on_nan, clip_norm
         self.reduction = Reduction(gradients, mesh.data.ring)
+        self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
+        self.items_seen = 0  # by this replica, which its running statistics weigh by
         self.peak_in_flight = 0
         self._agreement = Agreement(list(gradients.parameters), mesh)
         gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
@@ -49,9 +65,15 @@ class Executor:
             Op.STEP: self._step,
         }
 
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def run(self, actions: Sequence[Action], step: int) -> StepResult:
         """One training step (numbered from 0). Gradients begin to move during the last B."""
         self.step_number = step
+        if self.on_nan == "skip":
+            self.statistics.remember()
         self.gradients.zero()
         self._agreement.clear()
         self._in_flight: dict[int, torch.Tensor] = {}
@@ -69,6 +91,7 @@ class Executor:
         outputs = self.stage.forward(batch.inputs, self.step_number, batch.number)
         loss, items = self.loss(outputs, batch.targets)
         self._agreement.add_loss(float(loss.detach()), int(items))
+        self.items_seen += int(items)
         self._in_flight[index] = loss
         self.peak_in_flight = max(self.peak_in_flight, len(self._in_flight))
         self.mesh.progress.poll()
@@ -100,11 +123,14 @@ class Executor:
             self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}")
             if self.on_nan == "stop":
                 raise NotFinite(self.result.skipped)
+            self.statistics.restore()
             return
         self.result = StepResult(agreed.loss / agreed.items if agreed.items else None, agreed.items)
         if agreed.items:
             self.gradients.scale(1.0 / agreed.items)
             self.gradients.attach(agreed.touched())
+            if self.clip_norm is not None:
+                self.result.gradient_norm = self.gradients.clip(self.clip_norm)
             self.optimizer.step()
 
     def _overflow(self) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.comm.environment import library_name
+from hpctrain.comm.group import Group
 from hpctrain.comm.mesh import Mesh
 
 
@@ -25,6 +26,11 @@ def environment(mesh: Mesh, threads: int, data_sha256: str | None) -> dict:
         "threads": threads,
         "data_sha256": data_sha256,
     }
+
+
+def first_of_node(world: Group) -> int:
+    """The first rank of those on this rank's node: it alone does what is done once a node. Collective."""
+    return world.all_gather_json(socket.gethostname()).index(socket.gethostname())
 
 
 def peak_memory_bytes() -> int:

@@ -8,14 +8,13 @@ import torch
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.model.weights import combined, fingerprints, save_weights
-from hpctrain.report.console import ProgressLine, print_closing
-from hpctrain.report.metrics import MetricsFile
+from hpctrain.report.console import print_closing
+from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
-from hpctrain.tasks.protocol import build_task
+from hpctrain.tasks.load import build_task
 from hpctrain.train import facts
-from hpctrain.train.build import DTYPES, build_executor
+from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.errors import AgreedError
-from hpctrain.train.evaluation import evaluate
 from hpctrain.train.executor import Executor
 from hpctrain.train.start import raise_where_different
 from hpctrain.train.trainer import Trainer
@@ -25,12 +24,17 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     """Trains on all ranks; returns the exit code. Collective."""
     torch.set_num_threads(config.threads)
     task = build_task(config.task, config.task_option, config.data)
-    recorder = Recorder(folder, config.steps, launched(mesh)) if mesh.rank == 0 else None
+    recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard) if mesh.rank == 0 else None
+    stamp = data_stamp(task)
     try:
         data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
-        trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None)
+        if recorder and executor.statistics.names:
+            print(f"note: {mixes_rows(executor, config.num_microbatches * mesh.data.size)}", file=sys.stderr)
+        evaluation = build_evaluation(config, task, mesh)
+        trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None, evaluation)
         trainer.train()
+        executor.batches.close()
         weights_sha256 = save_final_weights(executor, folder, mesh)
     except AgreedError as error:
         if recorder:
@@ -43,6 +47,8 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
     summary = summarise(config, task, trainer, mesh, hashes)
     if recorder:
+        if data_stamp(task) != stamp:
+            print(f"note: --data {config.data}: changed or deleted since the run began", file=sys.stderr)
         leave_behind(summary, executor, task, folder, launched(mesh))
     return 0
 
@@ -51,11 +57,35 @@ def launched(mesh: Mesh) -> bool:
     return mesh.world.comm is not None
 
 
+def data_stamp(task):
+    return task.data_stamp() if hasattr(task, "data_stamp") else None
+
+
+def mixes_rows(executor: Executor, num_pieces: int) -> str:
+    """One line for who uses layers that see their micro-batch only."""
+    names = executor.statistics.names
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{names[0]}{more} mixes the rows of a micro-batch: this run equals one process with"
+        f" --num-microbatches {num_pieces}; GroupNorm and LayerNorm do not depend on the layout"
+    )
+
+
 def same_data(task, mesh: Mesh) -> str | None:
-    """The digest of the data that all ranks read. Raises AgreedError where some read other data. Collective."""
-    digest = task.data_sha256() if hasattr(task, "data_sha256") else None
-    raise_where_different(mesh.world, [f"sha256 {digest}"], "reads other data")
-    return digest
+    """The digest of the data that all ranks read; one rank of each node computes it.
+
+    Raises AgreedError where some read other data. Collective.
+    """
+    lengths = [0 if data is None else len(data) for data in map(task.dataset, ("train", "eval"))]
+    raise_where_different(mesh.world, [f"{lengths[0]} training and {lengths[1]} held-out rows"], "reads other data")
+    if not lengths[0]:
+        raise AgreedError('--task: dataset("train") has no rows')
+    if not hasattr(task, "data_sha256"):
+        return None
+    first = facts.first_of_node(mesh.world)
+    digests = mesh.world.all_gather_json(task.data_sha256() if first == mesh.rank else None)
+    raise_where_different(mesh.world, [f"sha256 {digests[first]}"], "reads other data")
+    return digests[0]
 
 
 def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
@@ -65,26 +95,28 @@ def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
     """
     lines = fingerprints(executor.stage.named_parameters())
     raise_where_different(mesh.data, lines, "holds other weights at the end")
-    if mesh.rank == 0:
-        save_weights(executor.stage.state(), folder / "model.safetensors")
+    with executor.statistics.averaged(executor.items_seen):
+        if mesh.rank == 0:
+            save_weights(executor.stage.state(), folder / "model.safetensors")
     return combined(lines)
 
 
 def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) -> dict:
     """The summary of a finished run, on every rank. Collective."""
     executor, grid, counters = trainer.executor, mesh.grid, mesh.data.ring.counters
-    rows = max(1, config.global_batch_size // mesh.data.size)
-    metrics = evaluate(executor.stage, task.metric, task.dataset("eval"), rows, DTYPES[config.precision], mesh)
+    metrics = trainer.evaluate()
+    waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
     by_rank = mesh.world.all_gather_json(
-        [counters.bytes_sent, counters.messages_sent, counters.control_messages, facts.peak_memory_bytes()]
+        [counters.bytes_sent, counters.messages_sent, counters.control_messages, facts.peak_memory_bytes(), waited]
     )
-    sent, messages, control, memory = map(list, zip(*by_rank))
+    sent, messages, control, memory, data_share = map(list, zip(*by_rank))
     layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": 0, "ranks": grid.num_ranks}
     return {
         "done": True,
         "task": config.task,
         "layout": layout,
         **trainer.figures(),
+        "data_waiting_share": data_share,
         "baseline": task.baseline() if mesh.rank == 0 and hasattr(task, "baseline") else None,
         "eval": metrics,
         "bytes_sent_per_rank": sent,
@@ -108,22 +140,7 @@ def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched
         executor.stage.train(False)
         with torch.no_grad():
             text = task.sample(lambda inputs: executor.stage.forward(inputs, 0, 0))
-        print(f"\nA sample of the trained model:\n{text}\n")
+        if text is not None:
+            print(f"\nA sample of the trained model:\n{text}\n")
     print_closing(summary, folder, launched=launched)
     write_json(folder / "summary.json", summary)
-
-
-class Recorder:
-    """What rank 0 notes of each step: a line in metrics.jsonl, and the progress on the console."""
-
-    def __init__(self, folder: Path, num_steps: int, launched: bool):
-        self._metrics = MetricsFile(folder / "metrics.jsonl")
-        self._progress = ProgressLine(num_steps, launched=launched)
-
-    def note(self, line: dict) -> None:
-        self._metrics.write(line)
-        self._progress.update(line)
-
-    def close(self) -> None:
-        self._progress.close()
-        self._metrics.close()

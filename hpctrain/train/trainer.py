@@ -1,13 +1,18 @@
-"""The course of a run: step after step, what is noted of each, and what it comes to in the end."""
+"""The course of a run: step after step, evaluations between them, what is noted of each, and what it comes to."""
 
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from hpctrain.comm.mesh import Mesh
-from hpctrain.config import Config
+from hpctrain.config import Config, early_stop_rule
+from hpctrain.plan.learning_rate import learning_rate
 from hpctrain.plan.schedule import one_stage
+from hpctrain.train.errors import AgreedError
+from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.executor import Executor, StepResult
 
 REMEMBERED = 1000  # steps whose times count in the median
@@ -24,23 +29,51 @@ class TrainState:
     final_loss: float | None = None
     seconds: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    evaluated_step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: float | None = None  # of the metric that --early-stop watches
+    evaluations_since_best: int = 0
+    stopped_early: bool = False
 
 
 class Trainer:
-    """Runs the executor from the state's step to the last one. `note(line)` is told of every step."""
+    """Runs the executor from the state's step to the last one. `note(line)` is told of every step and evaluation."""
 
-    def __init__(self, config: Config, executor: Executor, mesh: Mesh, note):
+    def __init__(
+        self, config: Config, executor: Executor, mesh: Mesh, note: Callable, evaluation: Evaluation | None = None
+    ):
         self.config, self.executor, self.mesh, self.note = config, executor, mesh, note
+        self.evaluation = evaluation
         self.state = TrainState()
+        self._rate = partial(
+            learning_rate,
+            num_steps=config.steps,
+            peak=config.lr,
+            schedule=config.lr_schedule,
+            warmup_steps=config.lr_warmup_steps,
+            lowest=config.lr_min,
+        )
         self._actions = list(one_stage(config.num_microbatches))
 
     def train(self) -> None:
         """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to. Collective."""
-        while self.state.step < self.config.steps:
-            began = time.perf_counter()
-            rows = len(self.executor.batches.sampler.rows(self.state.step))
-            result = self.executor.run(self._actions, self.state.step)
-            self._account(result, rows, time.perf_counter() - began)
+        state = self.state
+        self._check_metric()
+        while state.step < self.config.steps and not state.stopped_early:
+            self._step()
+            if self.config.eval_every and state.step % self.config.eval_every == 0:
+                began = time.perf_counter()
+                metrics = self.evaluate()
+                self.note({"step": state.step, "eval": metrics, "seconds": time.perf_counter() - began})
+                self._watch(metrics)
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics over the held-out rows with the weights of this step. Collective."""
+        if self.state.evaluated_step != self.state.step:
+            with self.executor.statistics.averaged(self.executor.items_seen):
+                self.state.metrics = self.evaluation.run(self.executor.stage)
+            self.state.evaluated_step = self.state.step
+        return self.state.metrics
 
     def figures(self) -> dict:
         """What the summary says of the course: losses, counts, speed (median step)."""
@@ -48,12 +81,36 @@ class Trainer:
         seconds = statistics.median(state.step_seconds) if state.step_seconds else None
         return {
             "steps": state.step,
+            "stopped_early": state.stopped_early,
             "first_loss": state.first_loss,
             "final_loss": state.final_loss,
             "skipped_steps": state.skipped_steps,
             "samples_per_second": state.rows / state.seconds if state.seconds else None,
             "step_seconds": seconds,
         }
+
+    def _step(self) -> None:
+        step, batches = self.state.step, self.executor.batches
+        began, waited = time.perf_counter(), batches.seconds
+        rate = self._rate(step)
+        self.executor.set_learning_rate(rate)
+        rows = len(batches.sampler.rows(step))
+        result = self.executor.run(self._actions, step)
+        seconds = time.perf_counter() - began
+        self._account(result, rows, seconds)
+        self.note(
+            {
+                "step": self.state.step,
+                "loss": result.loss,
+                "items": result.items,
+                "lr": rate,
+                "gradient_norm": result.gradient_norm,
+                "seconds": seconds,
+                "data_seconds": batches.seconds - waited,
+                "rows_per_second": rows / seconds,
+                "skipped": result.skipped,
+            }
+        )
 
     def _account(self, result: StepResult, rows: int, seconds: float) -> None:
         state = self.state
@@ -65,13 +122,27 @@ class Trainer:
         if result.loss is not None:
             state.final_loss = result.loss
             state.first_loss = result.loss if state.first_loss is None else state.first_loss
-        self.note(
-            {
-                "step": state.step,
-                "loss": result.loss,
-                "items": result.items,
-                "seconds": seconds,
-                "rows_per_second": rows / seconds,
-                "skipped": result.skipped,
-            }
+
+    def _check_metric(self) -> None:
+        """AgreedError where --early-stop watches a metric that the task does not have: now, not after hours."""
+        if self.config.early_stop is not None:
+            metric, names = early_stop_rule(self.config.early_stop)[0], self.evaluation.names(self.executor.stage)
+            if metric not in names:
+                there_is = ", ".join(names) or "none, for want of held-out rows"
+                raise AgreedError(f"--early-stop {self.config.early_stop}: no such metric; there is {there_is}")
+
+    def _watch(self, metrics: dict[str, float]) -> None:
+        """Stops early when the metric has not become better for long enough. All ranks have the same metrics."""
+        if self.config.early_stop is None:
+            return
+        state = self.state
+        metric, patience, direction = early_stop_rule(self.config.early_stop)
+        value = metrics.get(metric)
+        better = value is not None and (
+            state.best is None or (value < state.best if direction == "min" else value > state.best)
         )
+        if better:
+            state.best, state.evaluations_since_best = value, 0
+        else:
+            state.evaluations_since_best += 1
+        state.stopped_early = state.evaluations_since_best >= patience

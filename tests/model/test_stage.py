@@ -3,15 +3,17 @@
 import torch
 from torch import nn
 
+from hpctrain.model.precision import Precision
 from hpctrain.model.stage import Stage, build_stage
 from hpctrain.model.weights import combined, fingerprints, save_weights
 
+FLOAT64 = Precision("float64")
 FACTORIES = [lambda: nn.Linear(3, 3), lambda: nn.Dropout(0.5), lambda: nn.Linear(3, 3)]
 
 
 def test_a_layer_starts_with_the_same_values_on_whatever_stage_it_is():
-    whole = build_stage(FACTORIES, 5, torch.float64)
-    last = build_stage(FACTORIES[2:], 5, torch.float64, first=2)
+    whole = build_stage(FACTORIES, 5, FLOAT64)
+    last = build_stage(FACTORIES[2:], 5, FLOAT64, first=2)
     names = list(last.named_parameters())
     assert names == ["layers.2.weight", "layers.2.bias"]
     for name in names:
@@ -21,7 +23,7 @@ def test_a_layer_starts_with_the_same_values_on_whatever_stage_it_is():
 
 def test_dropout_depends_on_seed_step_and_micro_batch_only():
     inputs = torch.ones(50, 3)
-    stage = build_stage(FACTORIES, 5, torch.float32)
+    stage = build_stage(FACTORIES, 5, Precision())
     torch.manual_seed(1)
     first = stage.forward(inputs, 3, 2)
     torch.manual_seed(2)
@@ -54,7 +56,7 @@ def test_the_fingerprint_sees_name_dtype_shape_and_bits():
 def test_weights_are_whole_or_not_there(tmp_path, monkeypatch):
     from safetensors import torch as safetensors
 
-    stage = build_stage(FACTORIES, 5, torch.float32)
+    stage = build_stage(FACTORIES, 5, Precision())
     save_weights(stage.state(), tmp_path / "model.safetensors")
     loaded = safetensors.load_file(tmp_path / "model.safetensors")
     (tmp_path / "other").touch()

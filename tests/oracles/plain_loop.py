@@ -6,12 +6,12 @@ from torch import nn
 
 def plain_loop(layers, loss, batches, make_optimizer):
     """Trains `layers` in one process on `batches` of (inputs, targets); returns the losses, means over the items."""
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*layers) if len(layers) > 1 else layers[0]
     optimizer = make_optimizer(model.parameters())
     losses = []
     for inputs, targets in batches:
         optimizer.zero_grad()
-        total, items = loss(model(inputs), targets)
+        total, items = loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets)
         total.backward()
         for parameter in model.parameters():
             if parameter.grad is not None:

@@ -33,7 +33,7 @@ def every_rank_divides_by_its_own_count(monkeypatch):
 def all_replicas_read_the_first_piece(monkeypatch):
     init = Batches.__init__
     monkeypatch.setattr(
-        Batches, "__init__", lambda self, data, sampler, replica, *rest: init(self, data, sampler, 0, *rest)
+        Batches, "__init__", lambda self, reader, sampler, replica, *rest: init(self, reader, sampler, 0, *rest)
     )
 
 
@@ -65,8 +65,8 @@ def the_last_micro_batch_is_forgotten(monkeypatch):
 def every_replica_has_an_order_of_its_own(monkeypatch):
     init = Batches.__init__
 
-    def own_order(self, data, sampler, replica, *rest):
-        init(self, data, sampler, replica, *rest)
+    def own_order(self, reader, sampler, replica, *rest):
+        init(self, reader, sampler, replica, *rest)
         rows = sampler.rows
         sampler.rows = lambda step: np.roll(rows(step), replica)
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from hpctrain.tasks import protocol
-from hpctrain.tasks.protocol import build_task, check_task, task_options
+from hpctrain.tasks import load
+from hpctrain.tasks.load import build_task, task_options
+from hpctrain.tasks.protocol import check_task
 
 OPTIONS = "layers=6, width=64, heads=2, context=64, dropout=0.0"
 
@@ -35,7 +36,7 @@ class Tiny:
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setitem(protocol.BUILT_IN, "tiny", "tiny_task:Tiny")
+    monkeypatch.setitem(load.BUILT_IN, "tiny", "tiny_task:Tiny")
     monkeypatch.setitem(sys.modules, "tiny_task", sys.modules[__name__])
 
 
@@ -117,7 +118,7 @@ def test_check_task_accepts_a_whole_task():
 def test_options_are_checked_without_torch():
     program = """
 import sys
-from hpctrain.tasks.protocol import build_task
+from hpctrain.tasks.load import build_task
 build_task("text", {"layers": "2"})
 for name, options, data in (("text", {"layers": "0"}, None), ("text", {}, "/no/such"), ("none", {}, None)):
     try:

@@ -9,23 +9,26 @@ from functools import cache
 import pytest
 import torch
 
-from hpctrain.tasks.protocol import build_task
-from tests.train.toys import Masked, Unused, WithFrozen, run
+from hpctrain.tasks.load import build_task
+from tests.train.toys import AsModule, Masked, Tied, Unused, WithFrozen, run
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
 TASKS = {
     "masked": Masked(),
     "unused": Unused(),
     "frozen": WithFrozen(),
+    "tied": Tied(),
+    "module": AsModule(),
+    # "images": build_task("images", {"blocks": "1", "width": "8"}, None),
     "text": build_task("text", {"layers": "1", "width": "16", "heads": "2", "context": "8"}, None),
 }
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "adagrad": 0.1}
 
 
 @cache
-def reference(task: str, optimizer: str, batch_size: int):
+def reference(task: str, optimizer: str, batch_size: int, **how):
     """One process, one micro-batch."""
-    losses, weights, _ = run(TASKS[task], **settings(optimizer, batch_size))
+    losses, weights, _ = run(TASKS[task], **how, **settings(optimizer, batch_size))
     return losses, weights
 
 
@@ -38,8 +41,8 @@ def settings(optimizer: str, batch_size: int) -> dict:
     }
 
 
-def assert_equal_to_reference(losses, weights, task, optimizer, batch_size):
-    expected_losses, expected = reference(task, optimizer, batch_size)
+def assert_equal_to_reference(losses, weights, task, optimizer, batch_size, **how):
+    expected_losses, expected = reference(task, optimizer, batch_size, **how)
     tolerance = 1e-8 if optimizer == "adagrad" else 1e-10
     assert losses == pytest.approx(expected_losses, rel=1e-10, abs=0)
     for name, weight in expected.items():

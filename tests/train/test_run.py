@@ -1,6 +1,7 @@
 """A whole run of a task that has nothing but what every task must have, on all ranks of the launch."""
 
 import json
+import socket
 
 import pytest
 
@@ -36,10 +37,44 @@ def test_ranks_that_read_other_data_do_not_train(comm, monkeypatch, shared_tmp_p
             return "there" if comm.rank == 1 else "here"
 
     monkeypatch.setattr(run, "build_task", lambda *_: Local())
+    monkeypatch.setattr(socket, "gethostname", lambda: f"node{comm.rank}")
     with Mesh(comm) as mesh:
         assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 1
     expected = "hpctrain: replica 1 reads other data: 'sha256 here' on replica 0, 'sha256 there' on replica 1\n"
     assert capsys.readouterr().err == (expected if comm.rank == 0 else "")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_rank_of_each_node_reads_all_data_for_their_digest(comm, monkeypatch, shared_tmp_path):
+    asked = []
+
+    class Counted(Masked):
+        def data_sha256(self):
+            asked.append(comm.rank)
+            return "same"
+
+    monkeypatch.setattr(run, "build_task", lambda *_: Counted())
+    monkeypatch.setattr(socket, "gethostname", lambda: f"node{comm.rank // 2}")
+    with Mesh(comm) as mesh:
+        assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 0
+    assert asked == ([comm.rank] if comm.rank % 2 == 0 else [])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rows", (0, 1))
+def test_data_sets_that_are_empty_or_of_different_lengths_are_told(comm, rows, monkeypatch, shared_tmp_path, capsys):
+    class Short(Masked):
+        def dataset(self, split):
+            return super().dataset(split)[: rows * (9 + comm.rank)]
+
+    monkeypatch.setattr(run, "build_task", lambda *_: Short())
+    with Mesh(comm) as mesh:
+        code = run.run_training(Config(**SETTINGS), shared_tmp_path, mesh)
+    assert code == (1 if comm.size > 1 or not rows else 0)
+    told = capsys.readouterr().err
+    if comm.rank == 0 and code:
+        there = "replica 1 reads other data: '9 training and 9 held-out rows' on replica 0, '10 training"
+        assert (there if rows else 'dataset("train") has no rows') in told and told.count("\n") == 1
 
 
 @pytest.mark.mpi(min_size=2)

@@ -89,6 +89,72 @@ class WithFrozen(Masked):
         return [Frozen] + super().layers()
 
 
+class Projection(nn.Module):
+    """Scores against a table of its own, which a task may tie to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, WIDTH) * 0.3)
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+@dataclass
+class Tied(Masked):
+    """The first layer's matrix is used again by the third; without ties() they would be two."""
+
+    def layers(self):
+        first, *rest = super().layers()
+        return [first, lambda: nn.Linear(8, WIDTH), Projection, *rest]
+
+    def ties(self):
+        return [("layers.0.weight", "layers.2.weight")]
+
+
+class WholeModule(nn.Module):
+    """Takes its inputs by name, as models of transformers do, and gives a dict."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, 8, bias=False)
+        self.norm = nn.LayerNorm(8)
+        self.dropout = nn.Dropout(dropout)
+        self.leave = nn.Linear(8, CLASSES)
+
+    def forward(self, rows, weight):
+        hidden = self.dropout(torch.nn.functional.gelu(self.norm(self.enter(rows))))
+        return {"scores": self.leave(hidden) * weight[:, None, None]}
+
+
+@dataclass
+class AsModule:
+    """The same rows as dicts, for a model that is one module."""
+
+    dropout: float = 0.0
+
+    def module(self):
+        return WholeModule(self.dropout)
+
+    def loss(self, outputs, targets):
+        return Masked().loss(outputs["scores"], targets["labels"])
+
+    def dataset(self, split):
+        rows = Masked().dataset(split)
+        return [({"rows": x, "weight": torch.tensor(1.0 + i % 3)}, {"labels": y}) for i, (x, y) in enumerate(rows)]
+
+
+@dataclass
+class Mixing(Masked):
+    """BatchNorm mixes the rows of a micro-batch, frozen layers and a mean that nothing trains."""
+
+    def layers(self):
+        return [
+            lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3 * WIDTH), nn.Unflatten(1, (3, WIDTH))),
+            *super().layers(),
+        ]
+
+
 def run(task, comm=None, **settings):
     """Trains `task` on all ranks of `comm`; returns losses by step, weights by name, and the executor."""
     settings = {"steps": 20, "precision": "float64", "lr": 0.05, "bucket_bytes": 200, **settings}

@@ -1,0 +1,28 @@
+"""Batches and outputs as models have them: a tensor, or dicts, lists and tuples of them."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`value` with each tensor replaced by function(tensor); its containers are copied, everything else stays."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        new = copy.copy(value)
+        for key, each in value.items():
+            new[key] = map_tensors(function, each)
+        return new
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, each) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(function, each) for each in value)
+    return value
+
+
+def to_floating(value: Any, dtype: torch.dtype) -> Any:
+    """`value` with its floating-point tensors in `dtype`; integers stay what they are."""
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
