@@ -83,7 +83,8 @@ class Text:
 
     @cached_property
     def _source(self) -> Content:
-        return tokens.open_tokens(self.data).ids if tokens.holds_tokens(self.data) else open_text(self.data)
+        """What --data holds, before a tokenizer."""
+        return self._tokens.ids if tokens.holds_tokens(self.data) else open_text(self.data)
 
     @cached_property
     def _scan(self) -> Scan:
