@@ -69,7 +69,8 @@ def _evaluate(config: Config, folder: Path, split: str, mesh: Mesh) -> str | Non
     rows = ConcatDataset(parts) if parts else []
     metrics = build_evaluation(config, task, mesh, rows).run(stage)
     if mesh.rank == 0:
-        print(f"{len(rows)} rows ({split}) of {config.data or 'the built-in data'}, weights of {folder}")
+        data = config.data or "the task's own data"
+        print(f"{len(rows)} rows ({split}) of {data}, weights of {folder}")
         for name, value in metrics.items():
             print(f"{name} {value:.6g}", flush=True)
     return None

@@ -10,7 +10,7 @@ from hpctrain.tasks import load
 from hpctrain.tasks.load import build_task, task_options
 from hpctrain.tasks.protocol import check_task
 
-OPTIONS = "layers=6, width=64, heads=2, context=64, dropout=0.0"
+OPTIONS = "layers=6, width=64, heads=2, context=64, dropout=0.0, tokenizer="
 
 
 @dataclasses.dataclass
@@ -48,7 +48,7 @@ def refusal(*args) -> str:
 
 def test_options_are_converted_by_the_types_of_the_fields():
     task = build_task("text", {"layers": "3", "width": "16", "heads": "4", "dropout": "0.25", "context": "32"})
-    assert task_options(task) == {"layers": 3, "width": 16, "heads": 4, "context": 32, "dropout": 0.25}
+    assert (task.num_layers, task.width, task.num_heads, task.context, task.dropout) == (3, 16, 4, 32, 0.25)
 
 
 def test_options_left_out_keep_their_defaults():
@@ -60,11 +60,13 @@ def test_options_left_out_keep_their_defaults():
     ("text", "value"), [("true", True), ("Yes", True), ("1", True), ("false", False), ("no", False), ("0", False)]
 )
 def test_truth_is_read_from_words_not_from_the_length_of_the_text(tiny, text, value):
-    assert task_options(build_task("tiny", {"deep": text})) == {"deep": value, "rate": 0.5, "label": "a"}
+    assert build_task("tiny", {"deep": text}) == Tiny(deep=value, rate=0.5, label="a")
 
 
 def test_an_unknown_task_lists_those_there_are():
-    assert refusal("txet", {}) == "--task txet: there is no such task; choose one of: text"
+    assert refusal("txet", {}) == (
+        "--task txet: there is no such task; choose text, images, FILE.py:Name or package.module:Name"
+    )
 
 
 def test_an_unknown_option_lists_those_there_are():
@@ -97,7 +99,7 @@ def test_check_task_names_each_missing_member_and_what_it_should_be():
         def layers(self):
             return []
 
-        metric = "not callable"
+        loss = "not callable"
 
         def dataset(self, split):
             return []
@@ -106,8 +108,7 @@ def test_check_task_names_each_missing_member_and_what_it_should_be():
         check_task(Half())
     assert str(caught.value) == (
         "--task: Half is no task, it lacks @dataclass: the class is a dataclass, whose fields are its options; "
-        "loss(outputs, targets): the SUM of the losses of all items (a scalar tensor), and the number of items; "
-        "metric(outputs, targets): a dict of name: (sum over items, number of items)"
+        "loss(outputs, targets): the SUM of the losses of all items (a scalar tensor), and the number of items"
     )
 
 

@@ -1,0 +1,153 @@
+"""A task of the user's own by the command line: rows read ahead, evaluated, exported; and data that fail on the way."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from tests.cli.test_train import MODULE, train
+from tests.harness.launch import ROOT, run_mpi, run_python
+
+TASK = ["--task", f"{ROOT}/tests/cli/noisy.py:Noisy"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two epochs on 3 ranks, with everything noted that can be."""
+    folder = tmp_path_factory.mktemp("runs") / "noisy"
+    flags = ["--epochs", "2", "--batch-size", "12", "--eval-every", "3", "--clip-norm", "1", "--tensorboard"]
+    return folder, *train(3, folder, *TASK, *flags)
+
+
+def test_it_runs_by_epochs_and_notes_what_was_asked_for(run):
+    folder, summary, result = run
+    assert result.stdout.startswith("Noisy: 3 ranks"), result
+    assert "step 3/8  held-out loss " in result.stdout
+    assert summary["steps"] == 8, "40 rows in batches of 12 make 4 steps an epoch"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval" in line] == [3, 6]
+    steps = [line for line in lines if "eval" not in line]
+    assert [line["items"] for line in steps] == [12, 12, 12, 4] * 2
+    assert all(line["gradient_norm"] > 0 and 0 <= line["data_seconds"] < line["seconds"] for line in steps)
+    assert summary["eval"]["loss"] > 0 and len(summary["data_waiting_share"]) == 3
+
+
+def test_tensorboard_has_the_figures_of_metrics_jsonl(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _, _ = run
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curves = EventAccumulator(str(folder / "tensorboard")).Reload()
+    for tag, key in (("train/loss", "loss"), ("train/learning_rate", "lr"), ("train/gradient_norm", "gradient_norm")):
+        drawn = [(event.step, event.value) for event in curves.Scalars(tag)]
+        assert drawn == [(line["step"], pytest.approx(line[key], rel=1e-6)) for line in lines if "eval" not in line]
+    drawn = [(event.step, event.value) for event in curves.Scalars("eval/loss")]
+    assert drawn == [(line["step"], pytest.approx(line["eval"]["loss"], rel=1e-6)) for line in lines if "eval" in line]
+
+
+def test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits(run, tmp_path):
+    """Also the random augmentation, which depends on seed, epoch and row alone."""
+    folder, summary, _ = run
+    for workers in (1, 3):
+        again, _ = train(3, tmp_path / str(workers), "--config", folder / "config.toml", "--loader-workers", workers)
+        assert again["weights_sha256"] == summary["weights_sha256"]
+    alone, _ = train(0, tmp_path / "alone", "--config", folder / "config.toml", "--loader-workers", "2")
+    assert alone["final_loss"] == pytest.approx(summary["final_loss"], rel=1e-4)
+
+
+def test_evaluate_gives_the_metrics_of_the_run_on_any_number_of_ranks(run):
+    folder, summary, _ = run
+    for n in (0, 2):
+        argv = [*MODULE, "evaluate", folder]
+        result = run_mpi(n, [sys.executable, *argv], timeout=60) if n else run_python(*argv, timeout=60)
+        assert result.returncode == 0, result
+        first, metric = result.stdout.splitlines()
+        assert first == f"9 rows (eval) of the task's own data, weights of {folder}"
+        assert metric.startswith("loss ") and float(metric[5:]) == pytest.approx(summary["eval"]["loss"], rel=1e-4)
+    every = run_python(*MODULE, "evaluate", folder, "--split", "all", "--batches", "2", timeout=60)
+    assert every.stdout.startswith("49 rows (all)"), every
+
+
+def test_export_writes_what_plain_torch_loads(run, tmp_path):
+    from safetensors.torch import load_file
+
+    folder, _, _ = run
+    out = tmp_path / "out.safetensors"
+    result = run_python(*MODULE, "export", folder, out, timeout=60)
+    assert result.returncode == 0, result
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model.load_state_dict(load_file(out))
+    assert torch.equal(model[2].weight, load_file(folder / "model.safetensors")["layers.2.weight"])
+    again = run_python(*MODULE, "export", folder, out, timeout=60)
+    assert (again.returncode, again.stderr) == (2, f"hpctrain: {out}: exists already; name a new file\n")
+
+
+@pytest.mark.parametrize(
+    "argv, line",
+    [
+        (["evaluate"], "the following arguments are required: RUN"),
+        (["evaluate", "nowhere"], "nowhere: no finished run, it has no config.toml; name a folder such as"),
+        (["export", "nowhere", "out"], "nowhere: no finished run, it has no config.toml; name a folder such as"),
+        (["evaluate", "RUN", "--data", "x"], "reads no data of your own; leave --data out"),
+        (["evaluate", "RUN", "--batches", "many"], "--batches: invalid int value: 'many'"),
+        (["export", "RUN", "no/such/folder"], "no/such/folder: no such folder"),
+    ],
+)
+def test_a_mistake_is_one_line(run, argv, line):
+    folder, _, _ = run
+    argv = [str(folder) if word == "RUN" else word for word in argv]
+    result = run_mpi(2, [sys.executable, *MODULE, *argv], timeout=60)
+    told = [each for each in result.stderr.splitlines() if "hpctrain:" in each]
+    assert result.returncode == 2 and len(told) == 1 and line in told[0], result
+
+
+def test_weights_that_do_not_fit_the_task_are_told(run, tmp_path):
+    import shutil
+
+    folder, _, _ = run
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    weights = other / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    damaged = run_python(*MODULE, "evaluate", other, timeout=60)
+    assert damaged.returncode == 2 and f"{weights}: damaged, or no safetensors file" in damaged.stderr, damaged
+    from safetensors.torch import save_file
+
+    save_file({"layers.0.weight": torch.ones(8, 3)}, weights)
+    foreign = run_python(*MODULE, "evaluate", other, timeout=60)
+    assert (
+        foreign.returncode == 2
+        and "other weights than the task's: layers.0.bias (8,) is only in the model" in foreign.stderr
+    )
+
+
+@pytest.mark.parametrize("workers", (0, 1))
+@pytest.mark.parametrize(
+    "fault, words, traceback",
+    [
+        ("missing", "hpctrain: --data /no/such/row.png: No such file or directory", False),
+        ("raise", "RuntimeError: row 5 is a bug of the task", True),
+    ],
+)
+def test_data_that_fail_on_the_way_end_all_ranks_by_one_line(workers, fault, words, traceback, tmp_path):
+    result = failing(tmp_path, fault, workers)
+    assert result.returncode == 1 and words in result.stderr, result
+    assert ("Traceback" in result.stderr) == traceback, result
+
+
+def test_a_reading_process_that_is_killed_ends_all_ranks_by_one_line(tmp_path):
+    result = failing(tmp_path, "killed", 1)
+    assert result.returncode == 1 and "hpctrain: a process of --loader-workers was killed" in result.stderr, result
+    assert "Traceback" not in result.stderr, result
+
+
+def test_a_rank_that_is_killed_leaves_no_reading_process(tmp_path):
+    """The harness looks for what is left running."""
+    result = failing(tmp_path, "killed", 0)
+    assert result.returncode not in (0, 1, 2), result
+
+
+def failing(tmp_path, fault, workers):
+    flags = ["--steps", "9", "--batch-size", "10", "--task-option", f"fault={fault}", "--loader-workers", workers]
+    return run_mpi(3, [sys.executable, *MODULE, *TASK, *flags, "--run-dir", tmp_path / "run"], timeout=60)
