@@ -2,9 +2,11 @@
 
 import pytest
 
+import hpctrain
 from hpctrain import __main__ as program
 from hpctrain.comm import start
 from hpctrain.comm.environment import Announced
+from tests.harness.launch import run_python
 
 GIB = 1 << 30
 
@@ -29,3 +31,23 @@ def test_help_into_a_closed_pipe_is_no_error(monkeypatch):
     with open("/dev/null", "w") as nobody:
         monkeypatch.setattr(program.sys, "stdout", nobody)
         assert program.answer(["--help"]) == 0
+
+
+def test_the_package_loads_nothing_until_it_is_asked_and_then_all_that_it_names():
+    code = """
+import sys
+import hpctrain
+assert not {"numpy", "torch", "mpi4py"} & sys.modules.keys(), "too much"
+assert set(hpctrain.__all__) <= set(dir(hpctrain))
+from hpctrain import AllReduce, Mesh, abort_on_error
+assert not {"torch", "mpi4py"} & sys.modules.keys(), "too much"
+from hpctrain import *
+assert hpctrain.DataParallel is DataParallel and hpctrain.Sampler is Sampler
+"""
+    result = run_python("-c", code, timeout=60)
+    assert result.returncode == 0, result
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_that_are():
+    with pytest.raises(AttributeError, match="no attribute 'DataParalel'; there are AllReduce, DataParallel, "):
+        _ = hpctrain.DataParalel

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hpctrain.comm.progress import wait_until
 
@@ -47,14 +47,17 @@ def guard() -> None:
     def of_program(kind, error, trace) -> None:
         if os.getpid() != process:
             sys.__excepthook__(kind, error, trace)
-        else:
-            _abort_job(error.with_traceback(trace))
+            return
+        _tell_rank()
+        _abort_job(error.with_traceback(trace))
 
     def of_thread(failure) -> None:
         if os.getpid() != process:
             threading.__excepthook__(failure)
-        else:
-            _abort_for_thread(failure)
+            return
+        if not issubclass(failure.exc_type, SystemExit):
+            _tell_rank()
+        _abort_for_thread(failure)
 
     sys.excepthook, threading.excepthook = of_program, of_thread
 
@@ -101,6 +104,14 @@ def leave(code: int) -> None:
         _flush()
         ctypes.PyDLL(None).exit(code)  # Python's own exit would wait for them; with its lock held none wakes up in it
     sys.exit(code)
+
+
+def _tell_rank() -> None:
+    """Whose traceback follows: a script's lines don't say it, and other ranks may fail in consequence."""
+    world = _world()
+    if world is not None:
+        with suppress(OSError, ValueError):
+            print(f"hpctrain: rank {world.rank} of {world.size} failed and ends the job:", file=sys.stderr)
 
 
 def _abort_for_thread(failure) -> None:

@@ -120,7 +120,7 @@ class FlatGradients:
         def hook(parameter: nn.Parameter) -> None:
             view = self.views[name]
             if parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
+                view.copy_(parameter.grad.detach())  # create_graph=True: the arena holds numbers, no graph
                 parameter.grad = view
             self.touched[name] = True
             if self._missing:

@@ -1,0 +1,161 @@
+"""A user's own script that only makes a Mesh ends as a whole: at once with a traceback, in order when all is well."""
+
+import os
+import sys
+import textwrap
+import time
+
+import pytest
+
+from tests.harness.launch import ROOT, mpirun, run_mpi, run_python, vendor
+
+SECONDS = 5  # the promise
+HEAD = """
+import os, sys, threading, time
+from pathlib import Path
+from hpctrain import AllReduce, DataParallel, Mesh, Sampler, abort_on_error
+
+def happens():
+    Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+
+def fail():
+    happens()
+    raise ValueError("boom")
+"""
+LOOP = """
+import numpy as np
+mesh = Mesh()
+for step in range(4):
+    if mesh.rank == 1 and step == 2:
+        {fault}
+    AllReduce(mesh, "mean")(np.ones(100), "step")
+"""
+MESH_FIRST = ""
+MPI_FIRST = "from mpi4py import MPI\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs `body` on n ranks (0: without a launcher); returns the result."""
+
+    def run(body, n=3, **env):
+        (tmp_path / "script.py").write_text(HEAD + textwrap.dedent(body))
+        moment = tmp_path / "moment"
+        how = {"timeout": 60, "cwd": tmp_path, "env": {"FAULT_TIME": moment, **env}}
+        result = run_mpi(n, [sys.executable, "script.py"], **how) if n else run_python("script.py", **how)
+        if moment.exists():
+            assert time.time() - float(moment.read_text()) < SECONDS + 1, result
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "fault, code, words",
+    [
+        ("threading.Thread(target=fail).start(); time.sleep(3600)", 1, "ValueError: boom"),
+        ("happens(); import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", 130, "KeyboardInterrupt"),
+        ("happens(); sys.exit(3)", 1, "'step' (f8 x 100), but rank 1 call 2 close"),
+        ("happens(); break", 1, "'step' (f8 x 100), but rank 1 call 2 close"),
+    ],
+)
+def test_what_ends_one_rank_ends_the_job(script, fault, code, words):
+    result = script(LOOP.format(fault=fault))
+    assert result.returncode == code, result
+    assert "Traceback (most recent call last)" in result.stderr and words in result.stderr, result
+
+
+@pytest.mark.parametrize("first", (MESH_FIRST, MPI_FIRST), ids=("mesh-first", "mpi-first"))
+def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(script, first):
+    result = script(first + LOOP.format(fault="fail()"))
+    assert result.returncode == 1, result
+    told = "hpctrain: rank 1 of 3 failed and ends the job:\nTraceback (most recent call last)"
+    assert told in result.stderr and "ValueError: boom" in result.stderr, result
+
+
+def test_the_guard_also_holds_in_a_with_block_and_for_exits(script):
+    body = "with abort_on_error():\n" + textwrap.indent(LOOP.format(fault="happens(); sys.exit(3)"), "    ")
+    result = script(body)
+    assert result.returncode == 3 and "SystemExit: 3" in result.stderr, result
+    result = script("with Mesh() as mesh:\n    mesh.rank == 1 and fail()\n    mesh.barrier()")
+    assert result.returncode == 1 and "ValueError: boom" in result.stderr, result
+
+
+def test_a_rank_that_cannot_start_mpi_ends_the_job(script):
+    body = """
+    from hpctrain.comm.environment import announced
+    if announced(os.environ).rank == 1:
+        happens()
+        sys.modules["mpi4py"] = None
+    Mesh()
+    """
+    result = script(body)
+    assert result.returncode not in (0, None) and "cannot start MPI" in result.stderr, result
+
+
+@pytest.mark.parametrize(
+    "first, end, code",
+    [
+        (MESH_FIRST, "", 0),
+        (MPI_FIRST, "", 0),
+        (MESH_FIRST, "mesh.close()", 0),
+        (MESH_FIRST, "mesh.close(); again = Mesh()", 0),
+        (MESH_FIRST, "sys.exit(2)", 2),
+    ],
+)
+def test_an_end_of_all_ranks_is_quiet_and_keeps_its_code(script, first, end, code):
+    result = script(first + LOOP.format(fault="pass") + end)
+    assert result.returncode == code, result
+    if not code or vendor(mpirun()[0]) == "MPICH":
+        assert result.stderr == "", result
+
+
+def test_a_child_process_that_fails_is_not_the_end_of_its_rank(script):
+    body = LOOP.format(
+        fault="""
+        if os.fork() == 0:
+            try:
+                sys.excepthook(ValueError, ValueError("of a child"), None)
+            finally:
+                os._exit(0)
+        os.wait()
+        """
+    )
+    result = script(body)
+    assert result.returncode == 0 and "of a child" in result.stderr, result
+
+
+TRAINING = """
+import torch
+mesh = Mesh()
+model = DataParallel(torch.nn.Linear(2, 1), mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = Sampler(12, mesh)
+for _ in range(2):
+    for row in sampler:
+        if mesh.rank == 1 and row == {row}:
+            fail()
+        optimizer.zero_grad()
+        model(torch.full((1, 2), float(row))).pow(2).sum().backward()
+        optimizer.step()
+print("rank", mesh.rank, "of", mesh.size, "done")
+"""
+
+
+def test_a_training_loop_ends_when_one_rank_raises(script):
+    result = script(TRAINING.format(row="sampler._order(1)[1]"))
+    assert result.returncode == 1 and "ValueError: boom" in result.stderr and "done" not in result.stdout, result
+
+
+def test_alone_it_needs_no_mpi_and_fails_like_any_script(script, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('mpi4py must not be needed')\n")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    result = script(TRAINING.format(row=-1), n=0, PYTHONPATH=path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "rank 0 of 1 done\n", ""), result
+    result = script("Mesh()\nfail()", n=0, PYTHONPATH=path)
+    assert result.returncode == 1 and result.stderr.endswith("ValueError: boom\n"), result
+
+
+def test_alone_on_purpose_under_a_launcher(script):
+    result = script("mesh = Mesh(); print(mesh.rank, mesh.size)", n=2, HPCTRAIN_MPI="0")
+    assert result.returncode == 0 and result.stdout == "0 1\n" * 2, result
