@@ -5,10 +5,14 @@ GroupNorm and not BatchNorm: BatchNorm mixes the rows of its micro-batch, so its
 
 No convolution has a bias: the norm behind it takes out much of it, and has one itself. No picture becomes smaller than
 2 x 2: at 1 x 1 a 3 x 3 kernel sees nothing but padding around its centre, and eight of its nine weights are dead.
+
+What a block adds begins with a scale of 1/sqrt(2 * blocks). Goyal et al. (2017) begin with 0, but then the weights
+before it have a gradient of zero at first. On the digits a scale of 1 costs a third more errors after 200 steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -32,9 +36,10 @@ def layer_factories(
     num_halvings = min(MAX_HALVINGS, (min(sides) // MIN_SIDE).bit_length() - 1)
     halved = {num_blocks * number // (num_halvings + 1) for number in range(1, num_halvings + 1)}
     factories: list[Callable[[], nn.Module]] = [partial(Stem, channels, width)]
+    scale = 1 / math.sqrt(2 * num_blocks)
     for index in range(num_blocks):
         stride = 2 if index in halved else 1
-        factories.append(partial(Block, width, stride * width, stride, dropout))
+        factories.append(partial(Block, width, stride * width, stride, dropout, scale))
         width *= stride
     return [*factories, partial(Head, width, num_classes)]
 
@@ -53,11 +58,12 @@ class Stem(nn.Module):
 class Block(nn.Module):
     """Two convolutions beside a way past them (He et al., 2015); stride 2 halves height and width, rounded up."""
 
-    def __init__(self, channels: int, width: int, stride: int, dropout: float):
+    def __init__(self, channels: int, width: int, stride: int, dropout: float, scale: float):
         super().__init__()
         self.conv1, self.norm1 = _conv(channels, width, 3, stride), _norm(width)
         self.dropout = nn.Dropout(dropout)
         self.conv2, self.norm2 = _conv(width, width, 3), _norm(width)
+        nn.init.constant_(self.norm2.weight, scale)
         self.past = nn.Identity()
         if stride > 1 or channels != width:
             self.past = nn.Sequential(_conv(channels, width, 1, stride), _norm(width))

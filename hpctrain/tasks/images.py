@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -64,10 +64,7 @@ class Images:
             raise DataError(f"--data {self.data}: no such file or folder")
         if os.path.isdir(self.data):
             return open_folder(self.data, self.size, self.channels)
-        try:
-            return open_arrays(self.data)
-        except OSError as error:
-            raise DataError(f"--data {self.data}: cannot read it: {error.strerror or error}") from None
+        return open_arrays(self.data)
 
     def prepare(self) -> None:
         """Unpacks the pictures of an .npz file into the cache; otherwise there is nothing to do."""
@@ -126,7 +123,7 @@ class Images:
         return stamp(self.data or digits_file())
 
 
-def _spread(pictures: Pictures):
+def _spread(pictures: Pictures) -> Iterator[tuple[np.ndarray, int]]:
     """At most 2000 pictures of the split, from its beginning to its end: (flat float64 array, label)."""
     for index in np.linspace(0, len(pictures) - 1, min(len(pictures), BASELINE_PICTURES)).astype(int):
         yield pictures.read(int(index)).ravel().astype(np.float64), int(pictures.labels[index])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,7 +26,7 @@ MAX_CHANNELS = 4
 MIN_SIDE = 4  # pixels
 PIECE_BYTES = 1 << 20
 READ_HEADER = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-START_OF_ZIP = b"PK\x03\x04"
+START_OF_ZIP, START_OF_EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 
 
 class Header(NamedTuple):
@@ -66,12 +67,12 @@ class Member:
         return self._array
 
     def _write(self, path: Path) -> None:
-        def copy(member: BinaryIO) -> None:
-            with path.open("wb") as stream:
-                while piece := _attempt(self.file, lambda: member.read(PIECE_BYTES)):
-                    stream.write(piece)
-
-        _open_member(self.file, self.name, copy)
+        with path.open("wb") as stream:
+            for piece in _pieces(self.file, self.name):
+                stream.write(piece)
+        with _reading(self.file):
+            if np.prod(self.shape, dtype=np.int64) * self.dtype.itemsize + _data_offset(path) != path.stat().st_size:
+                raise EOFError
 
     def _fault(self, fault: str) -> DataError:
         return DataError(f"--data {self.file}: {self.name} {fault}")
@@ -116,33 +117,43 @@ def prepare_arrays(source: Source) -> None:
 
 def _headers(file: str) -> dict[str, Header]:
     """What the headers of all arrays in an .npz say, by their names."""
-    if not zipfile.is_zipfile(file):
-        with open(file, "rb") as stream:
-            cut = stream.read(len(START_OF_ZIP)) == START_OF_ZIP
-        fault = "the file is cut off or damaged; copy it again" if cut else "neither a folder nor an .npz file"
-        raise DataError(f"--data {file}: {fault}")
-    names = _attempt(file, lambda: [name for name in zipfile.ZipFile(file).namelist() if name.endswith(".npy")])
-    return {name.removesuffix(".npy"): _open_member(file, name.removesuffix(".npy"), _header) for name in names}
+    with _reading(file), open(file if os.path.isfile(file) else os.devnull, "rb") as stream:
+        start = stream.read(len(START_OF_ZIP))
+    if start not in (START_OF_ZIP, START_OF_EMPTY_ZIP):
+        raise DataError(f"--data {file}: neither a folder nor an .npz file")
+    headers = {}
+    with _reading(file), zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            if name.endswith(".npy"):
+                with archive.open(name) as member:
+                    headers[name.removesuffix(".npy")] = _header(member)
+    return headers
 
 
-def _header(member: BinaryIO) -> Header:
-    return Header(*READ_HEADER[npy.read_magic(member)](member))
+def _header(stream: BinaryIO) -> Header:
+    return Header(*READ_HEADER[npy.read_magic(stream)](stream))
 
 
-def _open_member(file: str, name: str, use: Callable[[BinaryIO], Any]) -> Any:
-    def opened() -> Any:
-        with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as member:
-            return use(member)
-
-    return _attempt(file, opened)
+def _data_offset(path: Path) -> int:
+    with path.open("rb") as stream:
+        _header(stream)
+        return stream.tell()
 
 
-def _attempt(file: str, function: Callable[[], Any]) -> Any:
-    """What `function` returns. DataError where the file cannot be read, or is damaged."""
+def _pieces(file: str, name: str) -> Iterator[bytes]:
+    """The bytes of a member. What goes wrong where they are written is not caught here."""
+    with _reading(file), zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as member:
+        while piece := member.read(PIECE_BYTES):
+            yield piece
+
+
+@contextmanager
+def _reading(file: str) -> Iterator[None]:
+    """Makes a DataError of what happens where a file cannot be read, or is damaged."""
     try:
-        return function()
-    except (DataError, OSError):
-        raise
+        yield
+    except OSError as error:
+        raise DataError(f"--data {file}: cannot read it: {error.strerror or error}") from None
     except Exception:  # zipfile, zlib and a header parsed as Python: what they raise is anybody's guess
         raise DataError(f"--data {file}: the file is cut off or damaged; copy it again") from None
 
@@ -154,7 +165,8 @@ def _pair(file: str, headers: dict[str, Header], x: str, y: str) -> tuple[Member
         raise DataError(f"--data {file}: {y} holds {header.dtype}; labels are whole numbers from 0")
     if header.shape not in ((rows,), (rows, 1)):
         raise DataError(f"--data {file}: {y} has the shape {header.shape}, {x} has {rows} rows; wanted is ({rows},)")
-    labels = _open_member(file, y, lambda stream: npy.read_array(stream, allow_pickle=False)).reshape(-1)
+    with _reading(file), zipfile.ZipFile(file) as archive, archive.open(f"{y}.npy") as stream:
+        labels = npy.read_array(stream, allow_pickle=False).reshape(-1)
     if labels.min() < 0 or labels.max() >= rows:
         worst = labels.min() if labels.min() < 0 else labels.max()
         raise DataError(f"--data {file}: {y} has the label {worst}; number the classes from 0 without gaps")

@@ -85,7 +85,9 @@ def _splits(folder: str) -> tuple[list[list[str]], list[list[str]]]:
         classes = _classes(folder, folder)
         for name, files in classes.items():
             if len(files) < 2:
-                raise DataError(f"--data {folder}: the class folder {name} holds one picture; one more is held out")
+                raise DataError(
+                    f"--data {folder}: the class folder {name} holds only one picture; it takes 2, one is held out"
+                )
         return list(classes.values()), []
     train, held_out = (_classes(folder, os.path.join(folder, name)) for name in ("train", beside[0]))
     if different := sorted(train.keys() ^ held_out.keys()):
