@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".npy", ".bin")
 DTYPES = ("uint16", "uint32")
 MAX_VOCAB_SIZE = 1 << 32
-ENCODED_BYTES = 1 << 20  # at a time: a tokenizer takes some hundred times the memory of what it encodes
+ENCODED_BYTES = 1 << 16  # at a time: a tokenizer takes some hundred times the memory of what it encodes
 EXAMPLE = '{"vocab_size": 50257, "dtype": "uint16"}'
 
 
@@ -92,7 +92,7 @@ def load_tokenizer(path: str, named: str) -> Tokenizer:
 def tokenise(text: Content, sha256: str, path: str) -> Tokens:
     """The ids of `text`, bytes of the digest `sha256`, by the tokenizer in the file `path`.
 
-    They are encoded where the cache lacks them, about 1 MiB of text at a time. DataError names the tokenizer.
+    They are encoded where the cache lacks them, 64 KiB of text at a time. DataError names the tokenizer.
     """
     check_tokenizer(path)
     named = option(path)
@@ -196,16 +196,16 @@ def _encode(text: Content, sha256: str, content: bytes, named: str, dtype: np.dt
     with temporary.open("wb") as stream:
         for part in _parts(text, digest):
             try:
-                ids = tokenizer.encode(part, add_special_tokens=False).ids
+                (encoded,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)  # `encode` keeps memory
             except Exception as error:
                 raise DataError(f"{named}: cannot encode the text ({_line(error)})") from None
-            stream.write(np.array(ids, dtype).tobytes())
+            stream.write(np.array(encoded.ids, dtype).tobytes())
     if digest.hexdigest() != sha256:
         raise DataError(f"{named}: the text changed while it was encoded; start again")
 
 
 def _parts(text: Content, digest) -> Iterator[str]:
-    """The text in parts of about 1 MiB that end with a line; a longer line is cut. `digest` takes in all bytes."""
+    """The text in parts of about 64 KiB that end with a line; a longer line is cut. `digest` takes in all bytes."""
     decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for piece in pieces(text, ENCODED_BYTES):
         digest.update(piece)
