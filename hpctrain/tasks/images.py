@@ -45,7 +45,7 @@ class Images:
 
     def __post_init__(self):
         _check("blocks", self.num_blocks, self.num_blocks >= 1, "at least 1")
-        _check("width", self.width, self.width >= 4 and self.width % 4 == 0, "a multiple of 4, for GroupNorm")
+        _check("width", self.width, self.width >= 2, "at least 2")
         _check("dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1")
         folder = self.data is not None and os.path.isdir(self.data)
         if self.size is not None:

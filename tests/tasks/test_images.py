@@ -213,8 +213,7 @@ def test_pieces_of_a_batch_give_what_the_whole_gives():
     ("options", "line"),
     [
         ({"num_blocks": 0}, "--task-option blocks=0: should be at least 1"),
-        ({"width": 0}, "--task-option width=0: should be a multiple of 4, for GroupNorm"),
-        ({"width": 6}, "--task-option width=6: should be a multiple of 4, for GroupNorm"),
+        ({"width": 1}, "--task-option width=1: should be at least 2"),
         ({"dropout": 1.0}, "--task-option dropout=1.0: should be at least 0 and below 1"),
         ({"dropout": math.nan}, "--task-option dropout=nan: should be at least 0 and below 1"),
         ({"size": 8}, "--task-option size=8: should be left out: only pictures in a folder are resized"),
