@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from hpctrain.cli import COMMANDS, split_command
 from hpctrain.config import Config, flag_name, parse
 from tests.harness.launch import ROOT
 
@@ -37,7 +38,7 @@ def test_the_table_of_flags_is_the_command_line(page):
     fields = dataclasses.fields(Config)
     assert list(rows(page)) == [first_cell(each) for each in fields]
     for each in fields:
-        if each.default not in (None, dataclasses.MISSING):
+        if each.default not in (None, False, dataclasses.MISSING):
             assert rows(page)[first_cell(each)].endswith(f"`{each.default}`"), each.name
 
 
@@ -47,12 +48,19 @@ def test_the_english_table_is_the_help_text():
 
 
 def test_the_commands_shown_are_commands_there_are():
-    for line in blocks("README.md")[2].splitlines():
-        words = shlex.split(line)
+    lines = [line for block in blocks("README.md") for line in block.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith(("python ", "mpirun ", "srun ", "sbatch "))]
+    assert len(commands) > 8
+    for words in commands:
         if "hpctrain" in words:
-            parse(words[words.index("hpctrain") + 1 :])
+            command, rest = split_command(words[words.index("hpctrain") + 1 :])
+            assert command in COMMANDS
+            if command == "train":
+                parse(rest)
+        elif words[0] == "sbatch":
+            assert (ROOT / words[1]).exists()
         else:
-            assert words[0] == "sbatch" and (ROOT / words[1]).exists()
+            assert f"Saved as `{words[-1]}`" in PAGES["README.md"]
     targets = re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", PAGES["README.md"], re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
     assert targets and all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in map("".join, targets))

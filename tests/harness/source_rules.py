@@ -20,7 +20,7 @@ MAY_IMPORT = {  # siblings never import each other: what one needs of another co
     "comm": {"plan"},
     **dict.fromkeys(PARTS - {"comm"}, ROUTINES),
     "train": ROUTINES | PARTS - {"launch"},
-    "tools": ROUTINES | PARTS - {"launch"},
+    "tools": ROUTINES | PARTS - {"launch"} | {"train"},
     "cli": ROUTINES | PARTS | {"train", "tools"},
     "__main__": {"cli", "comm"},
     "__init__": ROUTINES | PARTS | {"train"},

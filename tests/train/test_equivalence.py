@@ -19,7 +19,7 @@ TASKS = {
     "frozen": WithFrozen(),
     "tied": Tied(),
     "module": AsModule(),
-    # "images": build_task("images", {"blocks": "1", "width": "8"}, None),
+    "images": build_task("images", {"blocks": "1", "width": "8"}, None),
     "text": build_task("text", {"layers": "1", "width": "16", "heads": "2", "context": "8"}, None),
 }
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "adagrad": 0.1}

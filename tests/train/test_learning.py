@@ -172,7 +172,7 @@ def test_eval_batches_take_evenly_spread_rows_each_once(comm):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("task", ("text",))
+@pytest.mark.parametrize("task", ("text", "images"))
 def test_bf16_mixed_keeps_float32_weights_and_learns_what_float32_learns(comm, task):
     how = {"steps": 60, "optimizer": "adamw", "lr": 0.01, "global_batch_size": 16, "bucket_bytes": 4096}
     plain, _, _ = run(TASKS[task], comm, precision="float32", **how)

@@ -1,0 +1,65 @@
+"""The programs in README run as written, and any number of ranks agrees with one."""
+
+import re
+import sys
+
+import pytest
+
+from tests.cli.test_train import train
+from tests.harness.launch import ROOT, run_mpi
+from tests.test_readme import blocks
+
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"Saved as `(\w+\.py)`[^\n]*\n\n```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+LIMITS = {"own_loop.py": 15, "own_task.py": 40, "gpt2.py": 40}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_the_examples_are_as_short_as_promised():
+    counted = {name: sum(bool(line.strip()) for line in FILES[name].splitlines()) for name in LIMITS}
+    assert all(counted[name] <= LIMITS[name] for name in LIMITS), counted
+
+
+def test_the_own_loop_agrees_on_one_two_and_three_ranks(folder):
+    told = {n: run_mpi(n, [sys.executable, "own_loop.py"], timeout=120, cwd=folder) for n in (1, 2, 3)}
+    lengths = []
+    for n, result in told.items():
+        assert result.returncode == 0, result
+        lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank"))
+        assert [line.split(":")[0] for line in lines] == [f"rank {rank}" for rank in range(n)], result
+        assert len({line.split(": ")[1] for line in lines}) == 1, "all ranks hold the same weights"
+        lengths.append(float(lines[0].rpartition(" ")[2]))
+    assert lengths == pytest.approx([lengths[0]] * 3, rel=1e-4) and lengths[0] > 1
+
+
+@pytest.mark.parametrize(
+    "task, flags",
+    [
+        ("own_task.py:Tumours", ("--steps", "12")),
+        ("gpt2.py:GPT2", ("--steps", "3", "--batch-size", "6", "--eval-batches", "1")),
+    ],
+)
+def test_the_own_task_agrees_on_one_two_and_three_ranks(folder, task, flags):
+    how = ("--precision", "float64", "--task", task, *flags)
+    runs = [train(n, folder / f"run-{n}", *how, cwd=folder)[0] for n in (1, 2, 3)]
+    for run in runs:
+        assert run["final_loss"] == pytest.approx(runs[0]["final_loss"], rel=1e-10)
+        assert run["eval"] == {name: pytest.approx(value, rel=1e-8) for name, value in runs[0]["eval"].items()}
+    assert runs[0]["final_loss"] < 0.95 * runs[0]["first_loss"]
+
+
+def test_the_ring_example_sums_over_the_ranks(folder):
+    result = run_mpi(3, [sys.executable, "ring.py"], timeout=60, cwd=folder)
+    assert result.returncode == 0, result
+    assert sorted(result.stdout.splitlines()) == ["rank 0: 3.0", "rank 1: 3.0", "rank 2: 3.0"]
+
+
+def test_the_launch_lines_name_these_files():
+    commands = next(block for block in blocks("README.md") if "own_loop.py" in block and "mpirun" in block)
+    assert {word.partition(":")[0] for word in commands.split()} >= LIMITS.keys()
