@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.config import Config, UsageError, parse, to_toml
+from hpctrain.config import Config, UsageError, early_stop_rule, parse, to_toml
 
 
 def complaint(*argv) -> str:
@@ -48,6 +48,18 @@ def test_what_is_written_is_read_again(tmp_path):
         (["--task-option", "layers"], "--task-option: expected KEY=VALUE, such as layers=4; got 'layers'"),
         (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory"),
         (["extra"], "extra: no such flag; --help lists the flags"),
+        (["--epochs", "2", "--steps", "3"], "--epochs: give it or --steps, not both"),
+        (["--lr-min", "0.1"], "--lr-min 0.1: should be at most --lr 0.003"),
+        (["--clip-norm", "0"], "--clip-norm: expected a number > 0, got 0.0"),
+        (["--tensorboard", "yes"], "yes: no such flag; --help lists the flags"),
+        (["--early-stop", "loss:3"], "--early-stop loss:3: needs --eval-every N, the steps between evaluations"),
+        *(
+            (
+                ["--eval-every", "1", "--early-stop", text],
+                f"--early-stop {text}: expected METRIC:N or METRIC:N:max, such as loss:3",
+            )
+            for text in ("loss", "loss:0", "loss:x", ":3", "loss:3:up")
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_what_would_work(argv, line):
@@ -61,6 +73,8 @@ def test_a_mistake_is_one_line_with_what_would_work(argv, line):
         ("steps = 2.0", "steps: expected a whole number >= 1, got 2.0"),
         ("stepz = 3", "no setting is called 'stepz'; there is steps"),
         ("steps = = 3", "Invalid value (at line 1, column 9)"),
+        ("tensorboard = 1", "tensorboard: expected true or false, got 1"),
+        ("steps = true", "steps: expected a whole number >= 1, got True"),
         ("lr = true", "lr: expected a number > 0 and < 3.4e+38, got True"),
         ("task_option = 3", "task_option: expected KEY = VALUE pairs, got 3"),
         ("\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
@@ -75,3 +89,34 @@ def test_a_mistake_in_a_file_names_the_file(text, line, tmp_path):
 def test_values_are_checked_without_a_command_line_too():
     with pytest.raises(UsageError, match="--steps: expected a whole number >= 1, got -1"):
         Config(steps=-1)
+
+
+def test_epochs_and_steps_of_the_command_line_win_over_either_of_the_file(tmp_path):
+    (tmp_path / "steps.toml").write_text("steps = 3\n")
+    (tmp_path / "epochs.toml").write_text("epochs = 2\n")
+    steps, epochs = (["--config", str(tmp_path / name)] for name in ("steps.toml", "epochs.toml"))
+    assert parse([*steps, "--epochs", "4"])[0].epochs == 4
+    config, _ = parse([*epochs, "--steps", "7"])
+    assert (config.steps, config.epochs) == (7, None)
+    assert parse(epochs)[0].epochs == 2
+
+
+@pytest.mark.parametrize(
+    "text, rule",
+    [
+        ("loss:3", ("loss", 3, "min")),
+        ("accuracy:1", ("accuracy", 1, "max")),
+        ("hit_rate_at_10:2", ("hit_rate_at_10", 2, "max")),
+        ("bits_per_byte:2:max", ("bits_per_byte", 2, "max")),
+        ("f1:2:min", ("f1", 2, "min")),
+    ],
+)
+def test_early_stop_knows_which_way_is_better(text, rule):
+    assert early_stop_rule(text) == rule
+
+
+def test_a_switch_is_false_unless_given(tmp_path):
+    (tmp_path / "run.toml").write_text("tensorboard = true\n")
+    assert not parse([])[0].tensorboard
+    assert parse(["--tensorboard"])[0].tensorboard
+    assert parse(["--config", str(tmp_path / "run.toml")])[0].tensorboard

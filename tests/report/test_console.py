@@ -124,3 +124,14 @@ sys.exit(str(loaded & {"rich", "torch", "mpi4py", "numpy"}) if loaded & {"rich",
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("terminal", (False, True))
+def test_an_evaluation_leaves_a_line_that_stays(terminal):
+    stream = Stream(terminal)
+    progress = ProgressLine(200, stream)
+    progress.update(line(40))
+    progress.evaluated({"step": 40, "eval": {"loss": 1.25, "accuracy": 0.5}, "seconds": 1.0})
+    progress.update(line(41))
+    progress.close()
+    assert "step  40/200  held-out loss 1.2500  accuracy 0.5000\n" in stream.getvalue()
