@@ -59,9 +59,13 @@ class Mesh:
         return self.world.comm.Split(color, key)
 
     def close(self) -> None:
-        """Frees the communicators. Collective."""
+        """Frees the communicators. Collective; where the replicas disagreed each rank closes alone."""
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
+        if self.data.ring.broken:  # some were told in this very call, and do not come to what follows
+            self.data.close()
+            self.world.ring.channel.abandon()
+            return
         self.data.close()
         self.world.close()
 

@@ -72,8 +72,11 @@ class GlobalGradients:
         self.finish()
 
     def forget(self) -> None:
-        """The backward that began did not end: an exception came between."""
+        """The backward that began did not end: an exception came between. What moves already is waited for."""
         self._flat.disarm()
+        for collective in self._sums.collectives:
+            if not collective.done:
+                collective.wait()
 
     def _adopt(self, name: str, parameter: nn.Parameter) -> None:
         """A tensor that somebody put in place of the gradient, and no backward has touched since."""

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hpctrain import AllReduce, Mesh
+from hpctrain.comm.signature import CollectiveMismatch
 
 
 @pytest.fixture
@@ -69,3 +70,17 @@ def test_a_parameter_may_be_averaged(mesh):
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="reduction='max': it is 'sum' or 'mean'"):
         AllReduce(Mesh(None), "max")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_who_closes_while_others_reduce_keeps_nobody_waiting(fresh_comm):
+    """The others close too, when they have heard of it: alone, for the first one doesn't come again."""
+    mesh = Mesh(fresh_comm())
+    with pytest.raises(CollectiveMismatch, match="close"):
+        if mesh.rank == 0:
+            mesh.close()
+        else:
+            AllReduce(mesh)(np.ones(3))
+    if mesh.rank:
+        mesh.close()
+    mesh.close()

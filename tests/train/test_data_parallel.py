@@ -138,22 +138,23 @@ def test_buckets_begin_to_move_while_the_backward_runs(mesh):
 
 
 @pytest.mark.mpi
-def test_a_backward_that_fails_does_not_spoil_the_next(mesh):
-    model, plain = DataParallel(net(), mesh), net()
+@pytest.mark.parametrize("bucket_bytes", (1, 1 << 20))
+def test_a_backward_that_fails_does_not_spoil_the_next(mesh, bucket_bytes):
+    model, plain = DataParallel(net(), mesh, bucket_bytes=bucket_bytes), net()
 
     def fail(gradient):
         raise ArithmeticError("planted")
 
-    outputs = model(share(0, mesh))
-    (outputs * 1).register_hook(fail)
-    broken = outputs * 1
-    broken.register_hook(fail)
+    planted = model.module.first.bias.register_hook(fail)
     with pytest.raises(ArithmeticError):
-        (broken.sum() + outputs.sum()).backward()
-    model.zero_grad()
-    loss_of(model, share(1, mesh)).backward()
-    mean_loss(plain, 1, mesh).backward()
-    assert torch.allclose(model.module.first.weight.grad, plain.first.weight.grad, rtol=1e-10)
+        loss_of(model, torch.ones(2, WIDTH, dtype=torch.float64)).backward()  # the same buckets move on all ranks
+    planted.remove()
+    for step in (1, 2):
+        model.zero_grad()
+        plain.zero_grad()
+        loss_of(model, share(step, mesh)).backward()
+        mean_loss(plain, step, mesh).backward()
+        assert torch.allclose(model.module.first.weight.grad, plain.first.weight.grad, rtol=1e-10)
 
 
 @pytest.mark.mpi
