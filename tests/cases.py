@@ -23,6 +23,12 @@ EXECUTOR, DATA, EQUIVALENCE = (
     "tests/train/test_data.py",
     "tests/train/test_equivalence.py",
 )
+LOOP, JOIN, LEARNING, OWN_TASK = (
+    "tests/train/test_data_parallel.py",
+    "tests/train/test_join.py",
+    "tests/train/test_learning.py",
+    "tests/cli/test_own_task.py",
+)
 ENVIRONMENT, USAGE, ONE_RANK = (
     "tests/comm/test_environment.py",
     "tests/cli/test_usage.py",
@@ -140,6 +146,8 @@ CASES = [
         "D01",
         "parameters without gradient",
         (
+            f"{LOOP}::test_a_parameter_that_one_rank_used_has_a_global_gradient_on_all",
+            f"{LOOP}::test_what_a_parameter_got_once_does_not_come_back_when_it_is_not_used",
             f"{EXECUTOR}::test_a_parameter_nobody_uses_keeps_its_value_and_has_no_optimizer_state",
             f"{EQUIVALENCE}::test_every_number_of_micro_batches_equals_one",
         ),
@@ -148,6 +156,8 @@ CASES = [
         "D03",
         "one rank runs out of batches",
         (
+            f"{JOIN}::test_ranks_with_fewer_batches_end_like_the_others",
+            "tests/train/test_sampler.py::test_what_cannot_be_shared_out_is_refused_by_one_line",
             f"{DATA}::test_the_pieces_of_all_replicas_are_the_global_batch_in_order",
             f"{EXECUTOR}::test_fewer_rows_than_ranks_leave_some_with_nothing_to_do",
         ),
@@ -155,12 +165,16 @@ CASES = [
     Case(
         "D06",
         "ranks start from different weights",
-        (f"{EXECUTOR}::test_layers_that_differ_by_rank_start_equal_frozen_and_buffers_too",),
+        (
+            "tests/train/test_wrapping.py::test_frozen_parameters_and_buffers_are_rank_0s_and_stay",
+            f"{EXECUTOR}::test_layers_that_differ_by_rank_start_equal_frozen_and_buffers_too",
+        ),
     ),
     Case(
         "D09",
         "a collective inside `if rank == 0`",
         (
+            f"{LOOP}::test_ranks_that_do_different_things_are_told_so",
             f"{MISMATCH}::test_a_call_that_one_rank_makes_in_addition_is_told",
             f"{MISMATCH}::test_who_still_calls_while_a_rank_closes_gets_the_error",
             f"{MISMATCH}::test_who_calls_alone_while_all_others_close_gives_all_the_error",
@@ -169,13 +183,17 @@ CASES = [
     Case(
         "D12",
         "communication in each accumulation step",
-        (f"{EXECUTOR}::test_accumulation_moves_the_gradients_once_an_update",),
+        (
+            f"{LOOP}::test_accumulation_moves_gradients_once_an_update",
+            f"{EXECUTOR}::test_accumulation_moves_the_gradients_once_an_update",
+        ),
     ),
     # numerics
     Case(
         "P24",
         "mean of means with unequal micro-batches",
         (
+            f"{LEARNING}::test_clipping_and_accumulation_equal_one_process",
             f"{EQUIVALENCE}::test_every_number_of_replicas_equals_one_process",
             f"{EXECUTOR}::test_a_step_without_a_single_item_changes_nothing",
         ),
@@ -184,6 +202,7 @@ CASES = [
         "D08",
         "NaN on one rank only",
         (
+            f"{LEARNING}::test_a_skipped_step_leaves_no_nan_in_running_statistics",
             f"{EXECUTOR}::test_nan_on_one_rank_stops_all_with_step_rank_and_name",
             f"{EXECUTOR}::test_skipping_leaves_weights_and_optimizer_as_they_were_on_every_rank",
         ),
@@ -191,15 +210,56 @@ CASES = [
     Case(
         "B14",
         "the average of integers",
-        (f"{RING}::test_integers_wrap_as_in_numpy",),
-        "the ring sums and never averages; that integers wrap stands in its docstring",
+        (
+            f"{RING}::test_integers_wrap_as_in_numpy",
+            "tests/comm/test_allreduce.py::test_integers_have_a_sum_but_no_mean",
+        ),
     ),
     Case(
         "B23",
         "replicas drift apart",
         (f"{EQUIVALENCE}::test_all_replicas_hold_the_same_bits_and_twice_gives_them_again",),
     ),
-    Case("P25", "clipping by each stage's own norm", reason="there is no clipping yet"),
+    Case(
+        "P25",
+        "clipping by each rank's own norm",
+        (
+            f"{LEARNING}::test_clipping_and_accumulation_equal_one_process",
+            f"{LEARNING}::test_clipping_is_that_of_a_plain_torch_loop_bit_for_bit",
+        ),
+    ),
+    # data
+    Case(
+        "A01",
+        "all ranks prepare the data at once",
+        (
+            "tests/train/test_command.py::test_one_rank_of_each_other_node_prepares_and_all_wait_for_it",
+            "tests/train/test_command.py::test_a_node_that_cannot_prepare_is_told_to_all_ranks",
+            "tests/train/test_run.py::test_one_rank_of_each_node_reads_all_data_for_their_digest",
+        ),
+    ),
+    Case(
+        "D04",
+        "rows counted twice in an evaluation",
+        (
+            f"{DATA}::test_evaluation_counts_every_row_once",
+            f"{LEARNING}::test_eval_batches_take_evenly_spread_rows_each_once",
+        ),
+    ),
+    Case(
+        "D05",
+        "the same order in every epoch",
+        (
+            f"{DATA}::test_every_row_comes_once_an_epoch_in_an_order_of_its_own",
+            "tests/train/test_sampler.py::test_every_epoch_has_an_order_of_its_own_and_leaves_out_other_rows",
+            f"{OWN_TASK}::test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits",
+        ),
+    ),
+    Case(
+        "F07",
+        "a fork after MPI has started",
+        (f"{OWN_TASK}::test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits",),
+    ),
     # ops
     Case(
         "O01",

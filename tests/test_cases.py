@@ -14,8 +14,9 @@ IDS = {
     "dtypes": "B03 B05",
     "dataparallel": "D01 D03 D06 D09 D12",
     "numerics": "P24 D08 B14 B23 P25",
+    "data": "A01 D04 D05",
     "ops": "O01",
-    "failure, so far": "F01 F04 F06 F09 F10",
+    "failure, so far": "F01 F04 F06 F07 F09 F10",
 }
 
 
