@@ -1,15 +1,25 @@
 """The check of the first law sees what it is there to see."""
 
 import pytest
+import torch
 
+from hpctrain import DataParallel, Mesh
 from hpctrain.train.errors import AgreedError
+from tests.planted.learning_bugs import EVALUATION, TRAINING
+from tests.planted.loop_bugs import JOIN, LOOP
 from tests.planted.train_bugs import BUGS
+from tests.train.loops import assert_close, assert_same_everywhere, loss_of, mean_loss, net, rows, share
 from tests.train.test_equivalence import TASKS, assert_equal_to_reference, reference, settings
-from tests.train.toys import run
+from tests.train.test_learning import lines_of
+from tests.train.toys import Mixing, run
+
+
+def named(bug):
+    return bug.__name__
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", BUGS, ids=named)
 def test_a_planted_bug_turns_equivalence_red(comm, bug, monkeypatch):
     task, optimizer, rows = "unused", "adamw", 12
     reference(task, optimizer, rows)
@@ -17,3 +27,72 @@ def test_a_planted_bug_turns_equivalence_red(comm, bug, monkeypatch):
     with pytest.raises((AssertionError, AgreedError)):
         losses, weights, _ = run(TASKS[task], comm, num_microbatches=2, **settings(optimizer, rows))
         assert_equal_to_reference(losses, weights, task, optimizer, rows)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bug", TRAINING, ids=named)
+def test_a_planted_bug_of_learning_turns_equivalence_red(comm, bug, monkeypatch):
+    how = {"clip_norm": 0.05, "lr_schedule": "linear"}
+    reference("masked", "sgd", 13, **how)
+    bug(monkeypatch)
+    losses, weights, _ = run(TASKS["masked"], comm, **how, **settings("sgd", 13))
+    with pytest.raises(AssertionError):
+        assert_equal_to_reference(losses, weights, "masked", "sgd", 13, **how)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bug", EVALUATION, ids=named)
+def test_a_planted_bug_of_evaluation_changes_its_metrics(comm, bug, monkeypatch):
+    def metrics():
+        lines, _ = lines_of(Mixing(), comm, steps=2, eval_every=2)
+        return lines[-1]["eval"]["loss"]
+
+    right = metrics()
+    bug(monkeypatch)
+    assert metrics() != pytest.approx(right, rel=1e-6)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bug", LOOP, ids=named)
+def test_a_planted_bug_in_a_loop_of_ones_own_is_seen(comm, bug, monkeypatch):
+    bug(monkeypatch)
+    with Mesh(comm) as mesh:
+        model, plain = DataParallel(net(), mesh), net()
+        for step in range(8):
+            for each, loss in ((model, loss_of(model, share(step, mesh))), (plain, mean_loss(plain, step, mesh))):
+                each.zero_grad()
+                loss.backward()
+                with torch.no_grad():
+                    for parameter in each.parameters():
+                        if parameter.grad is not None:
+                            parameter -= 0.1 * parameter.grad
+        seen = mesh.world.all_gather_json(differs(model.module, plain))
+    assert any(seen)
+
+
+def differs(model, plain) -> bool:
+    try:
+        assert_close(model, plain)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bug", JOIN, ids=named)
+def test_a_planted_bug_of_join_is_seen(comm, bug, monkeypatch):
+    bug(monkeypatch)
+    with Mesh(comm) as mesh:
+        model = DataParallel(net(), mesh)
+        optimizer = torch.optim.Adam(model.parameters())
+        with model.join(optimizer):
+            for number in range(1 + mesh.rank):
+                model.zero_grad()
+                loss_of(model, rows(number, 3)).backward()
+                optimizer.step()
+        try:
+            assert_same_everywhere(mesh, list(model.parameters())[:1])
+            seen = False
+        except AssertionError:
+            seen = True
+        assert any(mesh.world.all_gather_json(seen))
