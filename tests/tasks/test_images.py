@@ -19,15 +19,6 @@ SHAPES = [(1, 8, 8), (3, 64, 64), (1, 28, 28), (3, 4, 4), (2, 5, 9), (4, 33, 7)]
 SMALL = {"num_blocks": 2, "width": 4}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models this small only lose by sharing their work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(factories, dtype=torch.float32) -> nn.Sequential:
     layers = []
     for number, factory in enumerate(factories):

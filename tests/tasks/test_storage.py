@@ -17,12 +17,6 @@ def saved(path, array) -> str:
     return str(path)
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HPCTRAIN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4", ">f8", "?", "u1"])
 @pytest.mark.parametrize("shape", [(7,), (5, 3, 2), (0, 4), (3, 0)])
 def test_rows_are_those_of_the_saved_array(tmp_path, dtype, shape):

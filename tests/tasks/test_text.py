@@ -12,15 +12,6 @@ from hpctrain.tasks.text import Text
 SMALL = {"num_layers": 2, "width": 16, "num_heads": 2, "context": 8}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models this small only lose by sharing their work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(task: Text, dtype=torch.float32) -> torch.nn.Sequential:
     layers = []
     for number, factory in enumerate(task.layers()):
