@@ -75,7 +75,15 @@ class Stage:
             if parameter.shape != old.shape:
                 shapes = f"{list(parameter.shape)} and {list(old.shape)}"
                 raise ValueError(f"--task: ties() names {kept} and {other}, of shapes {shapes}; they should be equal")
-            setattr(target, replaced, parameter)
+            self._replace(old, parameter)
+
+    def _replace(self, old: nn.Parameter, new: nn.Parameter) -> None:
+        """Everywhere: what was tied to the old one is tied to the new one then."""
+        for layer in self.layers:
+            for module in layer.modules():
+                for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                    if parameter is old:
+                        setattr(module, name, new)
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         """The module that owns a parameter, and what it calls it."""

@@ -29,7 +29,7 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     try:
         data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
-        if recorder and executor.statistics.names:
+        if recorder and executor.statistics.mixing:
             print(f"note: {mixes_rows(executor, config.num_microbatches * mesh.data.size)}", file=sys.stderr)
         evaluation = build_evaluation(config, task, mesh)
         trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None, evaluation)
@@ -63,11 +63,13 @@ def data_stamp(task):
 
 def mixes_rows(executor: Executor, num_pieces: int) -> str:
     """One line for who uses layers that see their micro-batch only."""
-    names = executor.statistics.names
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    names, sampler = executor.statistics.mixing, executor.batches.sampler
+    last = sampler.num_rows % sampler.batch_size or sampler.batch_size
+    fewest = max(1, min(last, sampler.batch_size) // num_pieces)
     return (
-        f"{names[0]}{more} mixes the rows of a micro-batch: this run equals one process with"
-        f" --num-microbatches {num_pieces}; GroupNorm and LayerNorm do not depend on the layout"
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} mixes the rows of a micro-batch, here"
+        f" {fewest} at least: training equals one process with --num-microbatches {num_pieces}, running statistics are"
+        " averaged over the replicas; GroupNorm and LayerNorm do not depend on the layout"
     )
 
 
@@ -95,10 +97,21 @@ def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
     """
     lines = fingerprints(executor.stage.named_parameters())
     raise_where_different(mesh.data, lines, "holds other weights at the end")
+    note_other_buffers(executor, mesh)
     with executor.statistics.averaged(executor.items_seen):
         if mesh.rank == 0:
             save_weights(executor.stage.state(), folder / "model.safetensors")
     return combined(lines)
+
+
+def note_other_buffers(executor: Executor, mesh: Mesh) -> None:
+    """Says where replicas hold other buffers, running statistics aside, whose mean is known. Collective."""
+    averaged = tuple(f"{name}." for name in executor.statistics.names)
+    buffers = {name: each for name, each in executor.stage.named_buffers().items() if not name.startswith(averaged)}
+    everybody = mesh.data.all_gather_json(fingerprints(buffers))
+    differing = [line.split()[0] for line in everybody[0] if any(line not in theirs for theirs in everybody)]
+    if differing and mesh.rank == 0:
+        print(f"note: buffer {differing[0]} differs between the replicas; that of replica 0 is saved", file=sys.stderr)
 
 
 def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) -> dict:

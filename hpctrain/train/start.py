@@ -27,11 +27,17 @@ def share_first(tensors: Mapping[str, torch.Tensor], replicas: Group, also: Iter
     described += also
     raise_where_different(replicas, described, "built another model")
     with torch.no_grad():
-        for tensor in tensors.values():
-            same = tensor.contiguous()
-            replicas.broadcast(same)
-            if same is not tensor:
-                tensor.copy_(same)
+        for name, tensor in tensors.items():
+            _share(name, tensor, replicas)
+
+
+def _share(name: str, tensor: torch.Tensor, replicas: Group) -> None:
+    if tensor.layout != torch.strided:
+        raise AgreedError(f"{name} is {tensor.layout} and cannot travel; keep it dense, or out of the model's buffers")
+    same = tensor.contiguous()
+    replicas.broadcast(same.reshape(-1).view(torch.uint8))  # as bytes: also what NumPy has no name for
+    if not torch.equal(same.reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)):
+        tensor.copy_(same)
 
 
 def raise_where_different(replicas: Group, lines: list[str], fault: str) -> None:

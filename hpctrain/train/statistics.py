@@ -1,8 +1,8 @@
-"""Running statistics of batch normalisation over all ranks.
+"""What layers note about the rows that they see: running statistics of normalisation, and other buffers.
 
 Such a layer sees the rows of its own rank only, so every rank has running means and variances of its own, and none of
 them are those of the data. Before an evaluation, or before weights are saved, their mean over the ranks takes their
-place.
+place. Other buffers that a forward changes have no mean that one could know of; they stay each rank's own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,15 +11,16 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from hpctrain.comm.group import Group
 
 
 class RunningStatistics:
-    """All layers of batch normalisation inside `layers` (modules by name) that keep running statistics.
+    """All layers inside `layers` (modules by name) that keep running means and variances: BatchNorm, InstanceNorm.
 
-    `names` are the dotted names of these layers, the same on all ranks of `group`.
+    `names` are the dotted names of these layers, the same on all ranks of `group`; `mixing` those of all layers that
+    mix the rows of a batch, with running statistics or without.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module], group: Group):
@@ -27,20 +28,24 @@ class RunningStatistics:
         found: dict[int, tuple[str, nn.Module]] = {}
         for prefix, layer in layers.items():
             for name, module in layer.named_modules(prefix=prefix):
-                if isinstance(module, _BatchNorm) and module.running_mean is not None:
+                if isinstance(module, _NormBase):
                     found.setdefault(id(module), (name, module))
-        self.names = [name for name, _ in found.values()]
-        self._layers = [module for _, module in found.values()]
+        self.mixing = [name for name, module in found.values() if isinstance(module, _BatchNorm)]
+        kept = [(name, module) for name, module in found.values() if module.running_mean is not None]
+        self.names = [name for name, _ in kept]
+        self._layers = [module for _, module in kept]
+        self._buffers = [buffer for layer in layers.values() for buffer in layer.buffers()]
         self._remembered: list[torch.Tensor] = []
 
     def remember(self) -> None:
-        """Keeps a copy of this rank's statistics, and of the number of batches seen."""
-        self._remembered = self._copies()
+        """Keeps a copy of all of this rank's buffers."""
+        self._remembered = [buffer.clone() for buffer in self._buffers]
 
     def restore(self) -> None:
         """Brings back what `remember` kept."""
-        assert len(self._remembered) == len(self._own()), "restore() before remember()"
-        self._take(self._remembered)
+        assert len(self._remembered) == len(self._buffers), "restore() before remember()"
+        for buffer, copy in zip(self._buffers, self._remembered):
+            buffer.copy_(copy)
 
     def average(self, weight: float) -> None:
         """Replaces means and variances by their mean over the ranks, the same bits on all. Collective.
@@ -51,7 +56,7 @@ class RunningStatistics:
         assert weight >= 0, weight
         if self._group.size == 1 or not self._layers:
             return
-        averaged = [tensor for layer in self._layers for tensor in (layer.running_mean, layer.running_var)]
+        averaged = self._averaged()
         values = np.concatenate([tensor.double().flatten().numpy() for tensor in averaged])
         total = np.append(values * weight if weight else np.zeros_like(values), weight)
         self._group.ring.all_reduce(total, "running statistics").wait()
@@ -63,20 +68,13 @@ class RunningStatistics:
     @contextmanager
     def averaged(self, weight: float) -> Iterator[None]:
         """Averaged inside, this rank's own again afterwards. Collective."""
-        own = self._copies()
+        own = [tensor.clone() for tensor in self._averaged()]
         self.average(weight)
         try:
             yield
         finally:
-            self._take(own)
+            for tensor, copy in zip(self._averaged(), own):
+                tensor.copy_(copy)
 
-    def _own(self) -> list[torch.Tensor]:
-        tensors = [(layer.running_mean, layer.running_var, layer.num_batches_tracked) for layer in self._layers]
-        return [tensor for three in tensors for tensor in three]
-
-    def _copies(self) -> list[torch.Tensor]:
-        return [tensor.clone() for tensor in self._own()]
-
-    def _take(self, copies: list[torch.Tensor]) -> None:
-        for tensor, copy in zip(self._own(), copies):
-            tensor.copy_(copy)
+    def _averaged(self) -> list[torch.Tensor]:
+        return [tensor for layer in self._layers for tensor in (layer.running_mean, layer.running_var)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
@@ -9,7 +10,7 @@ from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.trainer import Trainer
 from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
-from tests.train.toys import Masked, Mixing, Tied, run
+from tests.train.toys import WIDTH, Masked, Mixing, Tied, run
 
 
 def lines_of(task, comm=None, **settings):
@@ -94,6 +95,22 @@ def test_tied_parameters_are_one_and_equal_a_model_that_shares_them():
     _, weights, executor = run(Tied())
     assert "layers.0.weight" in weights and "layers.2.weight" not in weights
     assert executor.stage.layers[0].weight is executor.stage.layers[2].weight
+
+
+def test_ties_hold_in_any_order():
+    """Three matrices are one, also when the later pair names first what the earlier pair replaced."""
+
+    class Chained(Masked):
+        def layers(self):
+            return [lambda: nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)] + super().layers()
+
+        def ties(self):
+            names = [f"layers.{i}.weight" for i in range(3)]
+            return [(names[1], names[2]), (names[0], names[1])]
+
+    _, _, executor = run(Chained(), steps=1)
+    layers = executor.stage.layers
+    assert layers[0].weight is layers[1].weight is layers[2].weight
 
 
 @pytest.mark.parametrize(
@@ -217,9 +234,25 @@ def test_running_statistics_are_averaged_for_an_evaluation_and_go_on_by_themselv
     assert torch.equal(trainer.executor.stage.layers[0][1].running_mean, own)
 
 
+class Counting(nn.Module):
+    """Sums up all that it ever saw, in a buffer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += x.detach().sum((0, 1))
+        return x
+
+
 @pytest.mark.mpi
-def test_a_skipped_step_leaves_no_nan_in_running_statistics(comm):
+def test_a_skipped_step_leaves_no_nan_in_any_buffer(comm):
     class Poisoned(Mixing):
+        def layers(self):
+            return [Counting, lambda: nn.InstanceNorm1d(3, track_running_stats=True), *super().layers()]
+
         def dataset(self, split):
             rows = super().dataset(split)
             rows[3] = (rows[3][0] * float("nan"), rows[3][1].clamp(min=0))
@@ -227,5 +260,18 @@ def test_a_skipped_step_leaves_no_nan_in_running_statistics(comm):
 
     losses, _, executor = run(Poisoned(), comm, on_nan="skip", steps=5, global_batch_size=37)
     assert losses == [None] * 5
-    assert torch.isfinite(executor.stage.layers[0][1].running_mean).all()
-    assert executor.stage.layers[0][1].num_batches_tracked == 0
+    assert all(torch.isfinite(buffer).all() for buffer in executor.stage.named_buffers().values())
+    assert executor.stage.layers[2][1].num_batches_tracked == 0 and not executor.stage.layers[0].seen.any()
+
+
+@pytest.mark.mpi
+def test_instance_normalisation_is_evaluated_with_averages_and_mixes_no_rows(comm):
+    class Instance(Masked):
+        def layers(self):
+            return [lambda: nn.InstanceNorm1d(3, track_running_stats=True, momentum=None), *super().layers()]
+
+    how = {"steps": 4, "eval_every": 4, "global_batch_size": 12}
+    (lines, trainer), (alone, _) = lines_of(Instance(), comm, **how), lines_of(Instance(), **how)
+    assert trainer.executor.statistics.names == ["layers.0"] and trainer.executor.statistics.mixing == []
+    if 12 % comm.size == 0:  # else replicas weigh unequally, by items and not by rows
+        assert lines[-1]["eval"]["loss"] == pytest.approx(alone[-1]["eval"]["loss"], rel=1e-10)

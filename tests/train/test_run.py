@@ -4,11 +4,15 @@ import json
 import socket
 
 import pytest
+import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.train import run
-from tests.train.toys import Masked
+from hpctrain.train.errors import AgreedError
+from hpctrain.train.start import share_first
+from tests.train.test_learning import Counting
+from tests.train.toys import Masked, Mixing
 
 SETTINGS = {"steps": 3, "global_batch_size": 9, "threads": 1}
 
@@ -92,3 +96,34 @@ def test_replicas_that_drifted_apart_are_found_at_the_end(comm, task, monkeypatc
     told = capsys.readouterr().err
     assert ("replica 1 holds other weights at the end: 'layers.2.bias" in told) == (comm.rank == 0)
     assert not (shared_tmp_path / "summary.json").exists() and not (shared_tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_buffers_that_differ_at_the_end_are_named(comm, monkeypatch, shared_tmp_path, capsys):
+    """Running statistics are averaged, and not spoken of."""
+
+    class Noting(Mixing):
+        def layers(self):
+            return [Counting, *super().layers()]
+
+    monkeypatch.setattr(run, "build_task", lambda *_: Noting())
+    with Mesh(comm) as mesh:
+        assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 0
+    told = capsys.readouterr().err.splitlines()
+    if comm.rank == 0:
+        mixed, buffer = told
+        assert mixed.startswith(
+            "note: layers.1.1 mixes the rows of a micro-batch, here 1 at least: training equals one"
+        )
+        assert buffer == "note: buffer layers.0.seen differs between the replicas; that of replica 0 is saved"
+
+
+@pytest.mark.mpi
+def test_ranks_start_equal_whatever_their_buffers_are(comm):
+    """Expanded ones, which nobody can write to, and dtypes that NumPy has no name for."""
+    expanded, tiny = torch.zeros(1).expand(4), torch.full((3,), comm.rank + 1.0).to(torch.float8_e4m3fn)
+    with Mesh(comm) as mesh:
+        share_first({"mask": expanded, "tiny": tiny, "odd": torch.full((2, 3), float(comm.rank)).T}, mesh.data)
+        assert tiny.float().tolist() == [1.0] * 3
+        with pytest.raises(AgreedError, match="table is torch.sparse_coo and cannot travel"):
+            share_first({"table": torch.zeros(3, 3).to_sparse()}, mesh.data)
