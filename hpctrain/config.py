@@ -65,19 +65,28 @@ class Config:
     lr_min: float = flag(0.0, "where --lr-schedule linear or cosine ends", minimum=0, metavar="RATE")
     momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")
     weight_decay: float = flag(0.0, "as torch's optimizer of that name has it", minimum=0, metavar="RATE")
-    clip_norm: float | None = flag(None, "longest gradient, as a norm over all parameters", above=0, metavar="NORM")
+    clip_norm: float | None = flag(
+        None, "gradients longer than this, as a norm over all parameters, are shortened to it", above=0, metavar="NORM"
+    )
     precision: str = flag(
-        "float32", "of weights and arithmetic; bf16-mixed: float32 weights, bfloat16 products", choices=PRECISIONS
+        "float32",
+        "of weights and arithmetic (bf16-mixed: weights in float32, products in bfloat16)",
+        choices=PRECISIONS,
     )
     eval_every: int | None = flag(None, "steps between evaluations on the held-out rows", minimum=1, metavar="N")
     eval_batches: int | None = flag(
-        None, "evaluate on so many global batches, evenly spread; default: every held-out row", minimum=1, metavar="N"
+        None,
+        "evaluate, also at the end, on N global batches of rows, evenly spread; default: on all held-out rows",
+        minimum=1,
+        metavar="N",
     )
     early_stop: str | None = flag(
-        None, "end when METRIC got no better in so many evaluations (:max or :min where unclear)", metavar="METRIC:N"
+        None,
+        "METRIC:N, such as loss:3: end when METRIC got no better in N evaluations (METRIC:N:max where more is better)",
+        metavar="METRIC:N",
     )
-    loader_workers: int = flag(0, "processes a rank that read rows ahead", minimum=0, metavar="N")
-    bucket_bytes: int = flag(1 << 20, "gradients that travel together", minimum=1, metavar="BYTES")
+    loader_workers: int = flag(0, "processes of each rank that read rows ahead", minimum=0, metavar="N")
+    bucket_bytes: int = flag(1 << 20, "size of the pieces in which gradients travel", minimum=1, metavar="BYTES")
     threads: int | None = flag(
         None,
         "torch threads a rank; default: OMP_NUM_THREADS, else cores of the node / ranks on it",

@@ -40,7 +40,11 @@ class ProgressLine:
     def evaluated(self, line: dict[str, Any]) -> None:
         """After an evaluation: `line` has step and eval, {name: value}. It leaves a line that stays."""
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in line["eval"].items())
-        self._display.say(f"step {line['step']:{len(str(self.num_steps))}}/{self.num_steps}  held-out {metrics}")
+        self.say(f"step {line['step']:{len(str(self.num_steps))}}/{self.num_steps}  held-out {metrics}")
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the living one."""
+        self._display.say(text)
 
     def close(self) -> None:
         """Ends the live line; what is printed afterwards stands below it."""

@@ -15,16 +15,26 @@ class Recorder:
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         self._progress = ProgressLine(num_steps, launched=launched)
         self._curves = Curves(folder / "tensorboard") if tensorboard else None
+        self._skipped = False
 
     def note(self, line: dict[str, Any]) -> None:
-        """`line` is that of a step, or of an evaluation: step, eval {name: value}, seconds."""
+        """`line` is that of a step; or of an evaluation: step, eval {name: value}, seconds; or of an early stop."""
         self._metrics.write(line)
         if "eval" in line:
             self._progress.evaluated(line)
+        elif "stopped_early" in line:
+            self._progress.say(f"stopped early: {line['stopped_early']}")
+            return
         else:
             self._progress.update(line)
+            self._tell_first_skip(line.get("skipped"))
         if self._curves:
             self._curves.add(line)
+
+    def _tell_first_skip(self, reason: str | None) -> None:
+        if reason and not self._skipped:
+            self._skipped = True
+            self._progress.say(f"skipped {reason} (this is told once; metrics.jsonl has all)")
 
     def close(self) -> None:
         self._progress.close()

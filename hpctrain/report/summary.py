@@ -53,11 +53,12 @@ def _layout(layout: dict[str, int] | None) -> str | None:
     if not layout:
         return None
     stages, replicas, servers = (layout.get(key) or 0 for key in ("stages", "replicas", "servers"))
-    tail = f", {_count(servers, 'server')}" if servers else ""
-    return f"{layout['ranks']}: {_count(stages, 'stage')} x {_count(replicas, 'replica')}{tail}"
+    tail = f", {counted(servers, 'server')}" if servers else ""
+    return f"{layout['ranks']}: {counted(stages, 'stage')} x {counted(replicas, 'replica')}{tail}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """`1 rank`, `8 ranks`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

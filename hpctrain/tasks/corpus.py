@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 
 import numpy as np
 
 from hpctrain.tasks.storage import DataError, FileArray
+from hpctrain.tasks.tokens import SUFFIXES as TOKEN_SUFFIXES
 from hpctrain.tasks.windows import Content
 
 SNIFFED_BYTES = 1 << 16  # a NUL among the first bytes is what tells binary from text, as git and grep have it
@@ -108,8 +109,18 @@ def _open_folder(path: str) -> JoinedFiles:
         raise DataError(f"--data {path}: cannot read {error.filename or path}: {error.strerror}") from None
     if not found:
         raise DataError(f"--data {path}: the folder holds no text file; hidden, empty and binary files do not count")
+    _refuse_tokens(path, found)
     files = sorted(found, key=lambda file: file.split(os.sep))
     return JoinedFiles(path, files, [found[file] for file in files])
+
+
+def _refuse_tokens(path: str, found: Iterable[str]) -> None:
+    """A folder is text; the JSON beside a token file would be read as such."""
+    for file in found:
+        stem, suffix = os.path.splitext(file)
+        for tokens in (stem + each for each in TOKEN_SUFFIXES if suffix == ".json"):
+            if os.path.exists(tokens):
+                raise DataError(f"--data {path}: the folder holds a token file; name it: --data {tokens}")
 
 
 def _files(path: str) -> Iterator[str]:

@@ -105,11 +105,16 @@ def cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
 def continue_tokens(
     forward: Callable[[Tensor], Tensor], prompt: Sequence[int], num_tokens: int, context: int, temperature: float
 ) -> list[int]:
-    """The prompt and num_tokens more, each drawn from softmax(scores / temperature) under a generator of its own."""
+    """The prompt and num_tokens more, each drawn from softmax(scores / temperature) under a generator of its own.
+
+    Fewer where a score is not finite: a model that has learnt nothing is no error.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.tensor(prompt, dtype=torch.int64)
     for _ in range(num_tokens):
         scores = forward(tokens[-context:].unsqueeze(0))[0, -1].double().cpu()
+        if not torch.isfinite(scores).all():
+            break
         drawn = torch.multinomial(torch.softmax(scores / temperature, dim=0), 1, generator=generator)
         tokens = torch.cat([tokens, drawn])
     return tokens.tolist()

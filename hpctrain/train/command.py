@@ -12,6 +12,7 @@ from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.report.streams import PrefixedStream
+from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, short_name, task_options
 from hpctrain.train.facts import first_of_node
 
@@ -38,8 +39,11 @@ def run(argv: list[str], comm) -> int:
     if mesh.rank == 0:
         layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
         (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
-        ranks = f"{mesh.world.size} ranks with {config.threads} threads each"
-        print(f"{short_name(config.task)}: {ranks}; files go to {folder}", flush=True)
+        ranks = f"{counted(mesh.world.size, 'rank')} with {counted(config.threads, 'thread')}"
+        print(
+            f"{short_name(config.task)}: {ranks}{' each' if mesh.world.size > 1 else ''}; files go to {folder}",
+            flush=True,
+        )
     # torch comes in here, after MPI and after every mistake that needs neither
     from hpctrain.train.run import run_training
 

@@ -148,7 +148,8 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) 
 
 
 def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched: bool) -> None:
-    """What the user sees, then the file that says `done`. Rank 0 only."""
+    """The file that says `done`, then what the user sees. Rank 0 only."""
+    write_json(folder / "summary.json", summary)
     if hasattr(task, "sample"):
         executor.stage.train(False)
         with torch.no_grad():
@@ -156,4 +157,3 @@ def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched
         if text is not None:
             print(f"\nA sample of the trained model:\n{text}\n")
     print_closing(summary, folder, launched=launched)
-    write_json(folder / "summary.json", summary)

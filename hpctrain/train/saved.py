@@ -8,11 +8,11 @@ from hpctrain.config import Config, UsageError, read_toml
 
 def read_config(folder: Path) -> Config:
     """What really ran. UsageError where `folder` is no finished run's."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name that of a finished run, such as runs/text-20300101-120000")
     for name in ("config.toml", "model.safetensors"):
         if not (folder / name).is_file():
-            raise UsageError(
-                f"{folder}: no finished run, it has no {name}; name a folder such as runs/text-20300101-120000"
-            )
+            raise UsageError(f"{folder}: no finished run, it has no {name}")
     settings = read_toml(str(folder / "config.toml"))
     return replace(Config(**settings), loader_workers=0)
 

@@ -32,6 +32,7 @@ class TrainState:
     evaluated_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None  # of the metric that --early-stop watches
+    best_step: int | None = None
     evaluations_since_best: int = 0
     stopped_early: bool = False
 
@@ -142,7 +143,12 @@ class Trainer:
             state.best is None or (value < state.best if direction == "min" else value > state.best)
         )
         if better:
-            state.best, state.evaluations_since_best = value, 0
+            state.best, state.best_step, state.evaluations_since_best = value, state.step, 0
         else:
             state.evaluations_since_best += 1
         state.stopped_early = state.evaluations_since_best >= patience
+        if state.stopped_early:
+            best = f"{state.best:.4f} at step {state.best_step}" if state.best is not None else "never there"
+            self.note(
+                {"step": state.step, "stopped_early": f"{metric} no better in {patience} evaluations, best {best}"}
+            )

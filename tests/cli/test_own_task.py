@@ -87,8 +87,8 @@ def test_export_writes_what_plain_torch_loads(run, tmp_path):
     "argv, line",
     [
         (["evaluate"], "the following arguments are required: RUN"),
-        (["evaluate", "nowhere"], "nowhere: no finished run, it has no config.toml; name a folder such as"),
-        (["export", "nowhere", "out"], "nowhere: no finished run, it has no config.toml; name a folder such as"),
+        (["evaluate", "nowhere"], "nowhere: no such folder; name that of a finished run, such as runs/text-"),
+        (["export", "nowhere", "out"], "nowhere: no such folder; name that of a finished run, such as runs/text-"),
         (["evaluate", "RUN", "--data", "x"], "reads no data of your own; leave --data out"),
         (["evaluate", "RUN", "--batches", "many"], "--batches: invalid int value: 'many'"),
         (["export", "RUN", "no/such/folder"], "no/such/folder: no such folder"),

@@ -17,11 +17,13 @@ KINDS = {  # the schema of summary.json in collective mode
     "task": str,
     "layout": {"stages": int, "replicas": int, "servers": int, "ranks": int},
     "steps": int,
+    "stopped_early": bool,
     "first_loss": float,
     "final_loss": float,
     "skipped_steps": int,
     "samples_per_second": float,
     "step_seconds": float,
+    "data_waiting_share": [float],
     "baseline": {"loss": float, "bits_per_byte": float},
     "eval": {"loss": float, "bits_per_byte": float},
     "bytes_sent_per_rank": [int],
@@ -93,7 +95,7 @@ def test_metrics_have_a_line_a_step(eight):
 
 def test_the_console_shows_progress_a_sample_the_table_and_where_the_files_lie(eight):
     folder, summary, result = eight
-    assert result.stdout.splitlines()[0] == f"text: 8 ranks with 1 threads each; files go to {folder}"
+    assert result.stdout.splitlines()[0] == f"text: 8 ranks with 1 thread each; files go to {folder}"
     assert [line.split("  ")[0] for line in result.stdout.splitlines()[1:7]] == [f"step {i}/6" for i in range(1, 7)]
     assert "A sample of the trained model:" in result.stdout
     assert f"baseline {summary['baseline']['bits_per_byte']:.4f}" in result.stdout

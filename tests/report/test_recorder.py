@@ -33,6 +33,19 @@ def test_steps_and_evaluations_are_written_printed_and_drawn(tmp_path, capsys):
     }, "what is None or not finite has no point"
 
 
+def test_a_skipped_step_is_told_once_and_an_early_stop_as_well(tmp_path, capsys):
+    recorder = Recorder(tmp_path, 3, False)
+    for step in (1, 2):
+        recorder.note({**STEP, "step": step, "skipped": f"step {step}: not finite: the loss on rank 0"})
+    recorder.note({"step": 2, "stopped_early": "loss no better in 3 evaluations, best 4.0000 at step 2"})
+    recorder.close()
+    told = capsys.readouterr().out
+    assert (
+        told.count("skipped step") == 1 and "skipped step 1: not finite: the loss on rank 0 (this is told once" in told
+    )
+    assert told.endswith("stopped early: loss no better in 3 evaluations, best 4.0000 at step 2\n")
+
+
 @pytest.mark.parametrize("tensorboard", (False, True))
 def test_curves_need_no_torch(tensorboard, tmp_path):
     program = f"""

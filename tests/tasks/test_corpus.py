@@ -103,6 +103,13 @@ def test_data_that_cannot_be_used_is_refused_in_one_line(tmp_path):
     assert data_refusal(tmp_path / "e") == nothing
 
 
+def test_a_folder_with_a_token_file_is_no_folder_of_text(tmp_path):
+    np.save(tmp_path / "ids.npy", np.zeros(9, np.uint16))
+    write(tmp_path / "ids.json", b'{"vocab_size": 5}')
+    expected = f"the folder holds a token file; name it: --data {tmp_path}/ids.npy"
+    assert data_refusal(tmp_path) == expected
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_read_that_fails_names_the_file(tmp_path, monkeypatch, folder):
     file = write(tmp_path / "a.txt", b"abc")

@@ -232,3 +232,9 @@ def test_an_option_out_of_range_is_named(options, line):
 def test_a_context_longer_than_the_built_in_text_allows_is_named():
     with pytest.raises(ValueError, match=r"^--task-option context=99999: should be smaller: it takes 1699985 bytes"):
         Text(context=99999)
+
+
+def test_a_model_that_learnt_nothing_has_no_sample_but_its_prompt():
+    task = Text(**SMALL)
+    text = task.sample(lambda ids: torch.full((1, ids.shape[1], 256), float("nan")))
+    assert len(text) == 16 and task.sample(lambda ids: torch.zeros(1, ids.shape[1], 256)).startswith(text)

@@ -170,6 +170,8 @@ def test_early_stop_waits_for_so_many_evaluations_without_a_better_one(comm, rul
     assert trainer.state.step == steps
     assert trainer.figures()["stopped_early"] == (steps < 6)
     assert trainer.figures()["steps"] == steps
+    if rule == "loss:3":
+        assert lines[-1]["stopped_early"] == "loss no better in 3 evaluations, best 4.0000 at step 2"
 
 
 @pytest.mark.mpi
