@@ -1,11 +1,13 @@
 """The ring all-reduce as users call it: an array in, its sum or mean over the ranks out, in the same memory.
 
 A mean is the sum, divided once on each rank: the division comes after the exchange and is the same operation on the
-same bits everywhere, so ranks stay equal.
+same bits everywhere, so ranks stay equal. The mean of floats of 16 bits is summed and divided in
+float32 and rounded once: their sum may be infinite where their mean is not.
 """
 
 import numpy as np
 
+from hpctrain.comm.buffer import as_buffer
 from hpctrain.comm.mesh import Mesh
 
 REDUCTIONS = ("sum", "mean")
@@ -45,10 +47,12 @@ class Mean:
     """A sum on its way that ends with a division. Start, poll until True or wait, as any operation; also again."""
 
     def __init__(self, ring, array, name: str):
-        self._sum = ring.all_reduce(array, name)
-        self.name, self._size = self._sum.name, ring.size
+        as_buffer(array)  # which says what cannot be used
         self._array = array.detach() if hasattr(array, "detach") else array
         _check_divisible(self._array, name)
+        self._wide = _widened(self._array)
+        self._sum = ring.all_reduce(self._wide, name)
+        self.name, self._size = self._sum.name, ring.size
         self._divided = False
 
     @property
@@ -57,6 +61,8 @@ class Mean:
 
     def start(self) -> "Mean":
         self._divided = False
+        if self._wide is not self._array:
+            self._wide[...] = self._array
         self._sum.start()
         return self
 
@@ -75,7 +81,9 @@ class Mean:
     def _divide(self) -> None:
         self._divided = True
         with np.errstate(all="ignore"):
-            self._array /= self._size
+            self._wide /= self._size
+            if self._wide is not self._array:
+                self._array[...] = self._wide
 
 
 def check_reduction(reduction: str) -> None:
@@ -92,3 +100,10 @@ def _check_divisible(array, name: str) -> None:
     if not divisible:
         what = f"'{name}' ({array.dtype})" if name else f"an array of {array.dtype}"
         raise ValueError(f"the mean of {what} is not an integer; use reduction='sum', or convert it to float64")
+
+
+def _widened(array):
+    """An array of its shape in float32 for floats of 16 bits, itself otherwise."""
+    if array.dtype.itemsize != 2:
+        return array
+    return np.empty(array.shape, np.float32) if isinstance(array, np.ndarray) else array.float()

@@ -68,6 +68,7 @@ class Collective:
             return self
         if not self.done and not self._ring.broken:
             raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
+        self._check_memory()
         self._tag = FIRST_TAG + self._ring.num_calls % NUM_TAGS
         self._signature = self._ring.announce(self._operation, self._native.dtype, len(self._native), self.name)
         self._started = True
@@ -118,6 +119,11 @@ class Collective:
     def abandon(self) -> None:
         """Takes back the receives of a call that will not be finished."""
         take_back(self._under_way)
+
+    def _check_memory(self) -> None:
+        for other in self._ring.active:
+            if other is not self and np.may_share_memory(self._native.values, other._native.values):
+                raise RuntimeError(f"{self.name} would change memory of {other.name}, which is under way; wait for it")
 
     def _reserve_scratch(self) -> None:
         slots = min(WINDOW, self._num_reducing)

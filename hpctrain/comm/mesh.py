@@ -7,6 +7,7 @@ import atexit
 
 from hpctrain.comm import abort
 from hpctrain.comm.group import Group
+from hpctrain.comm.meeting import Meeting
 from hpctrain.comm.progress import Progress, wait_until
 from hpctrain.comm.start import join_launch
 from hpctrain.plan.grid import Grid
@@ -39,6 +40,10 @@ class Mesh:
         self.rank = self.world.rank
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
+        self.meeting = Meeting(self.data.ring)
+        self.groups: list[Group] = []  # further ones of the replicas
+        self.joined = False  # whether a model is inside a join
+        self._closed = False
         self._at_exit = abort.at_exit(self.close) if launched and comm is not None else None
 
     @property
@@ -49,6 +54,11 @@ class Mesh:
     def barrier(self) -> None:
         """Returns when all ranks have come. Collective."""
         (self.data if self.grid.num_stages == 1 else self.world).barrier()
+
+    def add_group(self) -> Group:
+        """A further group of the replicas, on a ring of its own; closed with the mesh. Collective."""
+        self.groups.append(Group(duplicate(self.data.comm), self.progress))
+        return self.groups[-1]
 
     def _part(self, color: int, key: int):
         if self.world.comm is None:
@@ -62,12 +72,28 @@ class Mesh:
         """Frees the communicators. Collective; where the replicas disagreed each rank closes alone."""
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
-        if self.data.ring.broken:  # some were told in this very call, and do not come to what follows
-            self.data.close()
-            self.world.ring.channel.abandon()
+        if self._closed:
             return
-        self.data.close()
-        self.world.close()
+        if any(group.ring.broken for group in (self.data, *self.groups)):
+            self._closed = True
+            self._abandon()  # some were told in this very call, and do not come to what follows
+            return
+        if self.groups and self.data.size > 1:
+            self.data.ring.agree("close")  # whoever still calls something sees it here, on whatever ring it does so
+        for group in (*self.groups, self.data, self.world):
+            group.close()
+        self._closed = True
+
+    def _abandon(self) -> None:
+        """Takes back what is posted; the communicators stay, for messages that nobody takes may be on their way."""
+        for group in (*self.groups, self.data, self.world):
+            if group.ring.broken:
+                group.close()
+            elif group.size > 1:
+                for collective in group.ring.active:  # they stay in this list: a send may still need their memory
+                    self.progress.remove(collective)
+                    collective.abandon()
+                group.ring.channel.abandon()
 
     def __enter__(self):
         return self

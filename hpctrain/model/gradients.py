@@ -4,6 +4,9 @@ The arena is cut into buckets before the first step, in reverse layer order: the
 and as soon as a bucket is full its sum over the replicas can begin to move, while earlier layers still compute. Every
 `parameter.grad` is a view of the arena, zeroed instead of replaced, so nothing is packed or copied. A hook that finds
 a gradient cut off (somebody called zero_grad(), which sets it to None) copies it in and attaches the view again.
+
+What is handed out as `parameter.grad` is a tensor of its own with a storage of its own on the same memory: torch swaps
+the storage inside (grad.data = ..., model.to(...), share_memory()), and the arena must not go with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,15 +52,17 @@ class FlatGradients:
 
     def _allocate_views(self, groups: list[list[str]], allocate: Callable) -> None:
         sizes = [sum(_padded(self.parameters[name]) for name in names) for names in groups]
-        self._arena = torch.from_numpy(allocate(sum(sizes)))
+        self._memory = allocate(sum(sizes))
+        self._arena = torch.from_numpy(self._memory)
+        self._places: dict[str, slice] = {}
         offset = 0
         for names, size in zip(groups, sizes):
             dtype = self.parameters[names[0]].dtype
             self.buckets.append(Bucket(names, self._arena[offset : offset + size].view(dtype)))
             for name in names:
                 parameter = self.parameters[name]
-                raw = self._arena[offset : offset + parameter.nbytes]
-                self.views[name] = raw.view(dtype).view(parameter.shape)
+                self._places[name] = slice(offset, offset + parameter.nbytes)
+                self.views[name] = self._arena[self._places[name]].view(dtype).view(parameter.shape)
                 offset += _padded(parameter)
 
     def zero(self) -> None:
@@ -70,7 +75,29 @@ class FlatGradients:
     def attach(self, names) -> None:
         """Makes `grad` of the parameters named the view of the arena, and None of all others."""
         for name, parameter in self.parameters.items():
-            parameter.grad = self.views[name] if name in names else None
+            if name not in names:
+                parameter.grad = None
+            elif not self.is_attached(name):
+                self._hand_out(name)
+
+    def is_attached(self, name: str) -> bool:
+        """Whether `grad` of the parameter is the view of the arena."""
+        grad, view = self.parameters[name].grad, self.views[name]
+        return grad is not None and grad.data_ptr() == view.data_ptr() and grad.stride() == view.stride()
+
+    def adopt(self, name: str) -> None:
+        """Takes over what somebody, or torch, put in place of the view: the numbers, without their graph."""
+        if not self.is_attached(name):
+            grad = self.parameters[name].grad.detach()
+            overlaps = grad.data_ptr() == self.views[name].data_ptr()  # the view itself, transposed
+            self.views[name].copy_(grad.clone() if overlaps else grad)
+            self._hand_out(name)
+
+    def _hand_out(self, name: str) -> None:
+        view = self.views[name]
+        self.parameters[name].grad = (
+            torch.from_numpy(self._memory[self._places[name]]).view(view.dtype).view(view.shape)
+        )
 
     def arm(self) -> None:
         """The next backward is the last of the step: report each bucket that is complete."""
@@ -118,10 +145,7 @@ class FlatGradients:
 
     def _hook(self, name: str) -> Callable:
         def hook(parameter: nn.Parameter) -> None:
-            view = self.views[name]
-            if parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad.detach())  # create_graph=True: the arena holds numbers, no graph
-                parameter.grad = view
+            self.adopt(name)
             self.touched[name] = True
             if self._missing:
                 self._complete(name)

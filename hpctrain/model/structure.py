@@ -1,7 +1,8 @@
 """Batches and outputs as models have them: a tensor, or dicts, lists and tuples of them."""
 
 import copy
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(function, each) for each in value)
     return value
+
+
+def tensors_in(value) -> Iterator[torch.Tensor]:
+    """All tensors in what a model takes or returns: alone, or in tuples, lists, dictionaries and data classes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, (list, tuple, set)):
+        for each in value:
+            yield from tensors_in(each)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
 
 
 def to_floating(value: Any, dtype: torch.dtype) -> Any:

@@ -2,22 +2,27 @@
 
 There is no word for "the backward is over" in torch, but its engine calls back whoever asks during it. Whatever
 comes first asks: a hook on the outputs of the forward, or one on a parameter that is about to get a gradient. So a
-rank whose loss happens to use no parameter still takes part, as long as its loss depends on an output.
+rank whose loss happens to use no parameter still takes part, as long as its loss depends on an output. What is over
+without any gradient added up was no backward: torch.autograd.grad asks nothing of the other ranks.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
 
 from hpctrain.comm.allreduce import check_reduction
 from hpctrain.comm.mesh import Mesh
+from hpctrain.model.structure import tensors_in
+from hpctrain.train.graph import accumulator, leaf_below, will_add
 from hpctrain.train.join import Attendance, as_call
 from hpctrain.train.start import share_first
 from hpctrain.train.statistics import RunningStatistics
 from hpctrain.train.synchronise import GlobalGradients
-from hpctrain.train.wrap import check_trainable, refuse_sparse, tensors_in, warn_of_mixed_rows
+from hpctrain.train.wrap import check_trainable, check_unchanged, refuse_sparse, warn_of_mixed_rows
 
 
 class DataParallel(nn.Module):
@@ -30,10 +35,13 @@ class DataParallel(nn.Module):
 
     `reduction`: "mean" is the sum of the ranks' gradients by their number, so the gradient of the mean loss where all
     ranks have equally many rows; "sum" is the sum. Gradients travel in buckets of at least `bucket_bytes`, while the
-    backward still runs. A parameter that no rank used has grad None.
+    backward still runs. A parameter that no rank used has grad None. Gradients are views of one arena, which the next
+    backward writes again: what you keep beyond zero_grad(), clone. torch.autograd.grad gives this rank's own gradients,
+    and an optimizer that steps inside the backward (in hooks on parameters) sees local ones.
 
     All ranks make the same synchronised backwards in the same order, else CollectiveMismatch on all; for unequal
-    numbers of batches see `join`. A parameter to be unfrozen later must require a gradient when the model is wrapped.
+    numbers of batches see `join`. Models may share a backward. A parameter to be unfrozen later must require a gradient
+    when the model is wrapped, and a model that is changed or converted must be wrapped after that.
 
     Raises ValueError for a model that cannot train this way, AgreedError on all ranks where they built different ones.
     """
@@ -46,30 +54,38 @@ class DataParallel(nn.Module):
         check_trainable(module)
         _check_unwrapped(module)
         self.module, self.reduction = module, reduction
-        self._group = mesh.data
-        parameters = dict(module.named_parameters())
+        self._mesh, self._group = mesh, mesh.data
+        self._wrapped = parameters = dict(module.named_parameters())
         trained = [f"{name} requires a gradient" for name, each in parameters.items() if each.requires_grad]
         settings = [f"reduction={reduction!r}", f"bucket_bytes={bucket_bytes}"]
         share_first({**parameters, **dict(module.named_buffers())}, mesh.data, trained + settings)
-        self._gradients = GlobalGradients(parameters, mesh.data, reduction, bucket_bytes)
+        self._gradients = GlobalGradients(parameters, mesh, reduction, bucket_bytes)
+        self._accumulators = {name: accumulator(each) for name, each in self._gradients.parameters.items()}
+        self._nodes = frozenset(self._accumulators.values())
         for name, parameter in self._gradients.parameters.items():
             parameter.register_hook(_BeforeGradient(self, name))
         self._statistics = RunningStatistics({"": module}, mesh.data)
         if self._statistics.names and mesh.data.size > 1 and mesh.data.rank == 0:
             warn_of_mixed_rows(self._statistics.names)
-        self._in_backward, self._moves, self._attendance = False, True, None
+        self._rows_seen = 0  # in training, which running statistics weigh by
+        self._backward = None  # refers to what lives as long as the graph of the backward under way
+        self._moves, self._attendance = True, None
 
     def forward(self, *args, **kwargs):
         """What the module returns: a tensor, or tensors in tuples, lists, dictionaries or data classes."""
-        if self._in_backward and torch._C._current_graph_task_id() == -1:  # the last backward ended by an exception
-            self._in_backward = False
-            self._gradients.forget()
         outputs = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
+            if self.module.training and self._statistics.names:
+                first = next(tensors_in((args, kwargs)), None)
+                self._rows_seen += len(first) if first is not None and first.dim() else 1
             for tensor in tensors_in(outputs):
                 if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(lambda gradient: self._begin())
+                    leaf = leaf_below(tensor, self._nodes)
+                    tensor.register_hook(lambda gradient, leaf=leaf: self._begin_if_ours(leaf))
         return outputs
+
+    def __reduce_ex__(self, protocol):
+        raise ValueError("DataParallel: a wrapped model belongs to its mesh; copy or save model.module")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -95,51 +111,77 @@ class DataParallel(nn.Module):
         other collective calls; what a rank added up under no_sync and did not synchronise is left out.
         """
         calls = [as_call(step) for step in steps]
-        if self._attendance is not None:
-            raise ValueError("join: already inside a join of this model")
-        self._attendance = Attendance(self._group)
+        if self._mesh.joined:
+            which = "this" if self._attendance is not None else "another"
+            raise ValueError(f"join: already inside a join of {which} model; one model at a time on a mesh")
+        self._mesh.joined, self._attendance = True, Attendance(self._group)
         try:
             yield
+            self._leave_failed()
             while num_active := self._attendance.count(False):
                 self._gradients.shadow(num_active)
                 for call in calls:
                     call()
         finally:
-            self._attendance = None
+            self._mesh.joined, self._attendance = False, None
 
     def average_statistics(self) -> None:
         """Replaces the running statistics of batch normalisation by their mean over the ranks. Collective.
 
+        Each rank weighs as much as it saw rows in training: the first dimension of the first tensor of each forward.
         Call it before an evaluation, and before weights are saved; without such layers it does nothing.
         """
-        self._statistics.average(1.0)
+        self._statistics.average(float(self._rows_seen))
+
+    def _begin_if_ours(self, leaf) -> None:
+        """The gradient of an output is known, in a backward or in torch.autograd.grad."""
+        if will_add(leaf) or any(map(will_add, self._nodes)):
+            self._begin()
 
     def _begin(self) -> None:
         """The first sign of a backward; later ones do nothing."""
-        if self._in_backward:
+        if self._backward is not None and self._backward() is not None:
             return
-        self._in_backward = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        self._synchronises = self._moves
+        self._leave_failed()
+        check_unchanged(self.module, self._wrapped, self._gradients.parameters)
+        for name in self._gradients.parameters:
+            self._gradients.check(name)
+        token = _Backward()
+        self._backward, self._synchronises = weakref.ref(token), self._moves
+        torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, token))
         if self._synchronises:
             attendance = self._attendance
             self._gradients.begin(attendance.count(True) if attendance else self._group.size)
 
+    def _leave_failed(self) -> None:
+        """The last backward ended by an exception, and its graph with it: nobody called _end."""
+        if self._backward is not None:
+            self._backward = None
+            self._gradients.forget()
+
     def _before_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        if not will_add(self._accumulators[name]):
+            return
         if gradient.layout != torch.strided:
             refuse_sparse(name)
         self._begin()
         self._gradients.before(name)
 
-    def _end(self) -> None:
-        self._in_backward = False
-        for name, parameter in self.module.named_parameters():
-            if parameter.grad is not None and name not in self._gradients.parameters:
-                raise ValueError(
-                    f"DataParallel: {name} required no gradient when the model was wrapped; wrap, then freeze"
-                )
+    def _end(self, token: "_Backward") -> None:
+        """The backward is over. Another model may have ended before on this rank, and after on others: start first."""
         if self._synchronises:
-            self._gradients.finish()
+            self._gradients.start()
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, token))
+        else:
+            self._backward = None
+
+    def _finish(self, token: "_Backward") -> None:
+        self._gradients.finish()
+        self._backward = None
+
+
+class _Backward:
+    """Stands for one backward: only the callback that torch will make at its end holds it."""
 
 
 class _BeforeGradient:

@@ -4,6 +4,8 @@ Rank r of n takes positions r, r + n, r + 2n, ... of the epoch's order. So n ran
 exactly the rows that one process with batches of n * b rows reads in step k.
 """
 
+import operator
+
 import numpy as np
 import torch.utils.data
 
@@ -25,24 +27,21 @@ class Sampler(torch.utils.data.Sampler):
     * "keep": every row comes exactly once; the first ranks may have one row more. For evaluation, or with
       `DataParallel.join`.
 
-    Raises ValueError for another policy, data without a length, or fewer rows than ranks with "drop".
+    Raises ValueError for another policy, data without a length, a number of rows or a seed that is no integer, rows
+    less than none, or fewer than ranks with "drop".
     """
 
     def __init__(self, data, mesh: Mesh, seed: int = 0, shuffle: bool = True, uneven: str = "drop"):
         if uneven not in POLICIES:
             raise ValueError(f"uneven={uneven!r}: it is {' or '.join(map(repr, POLICIES))}")
-        if not isinstance(data, int) and not hasattr(data, "__len__"):
-            raise ValueError(
-                f"Sampler: {type(data).__name__} has no length; give a map-style data set or a number of rows"
-            )
-        self._num_rows = data if isinstance(data, int) else len(data)
+        self._num_rows = _count_rows(data)
         self._rank, self._size = mesh.data.rank, mesh.data.size
         if uneven == "drop" and self._num_rows < self._size:
             raise ValueError(
                 f"Sampler: {self._num_rows} rows for {self._size} ranks leave none to any of them; "
                 "start fewer ranks, or uneven='keep'"
             )
-        self.seed, self.shuffle, self.uneven, self.epoch = seed, shuffle, uneven, 0
+        self.seed, self.shuffle, self.uneven, self.epoch = _integer(seed), shuffle, uneven, 0
 
     def __len__(self) -> int:
         """This rank's rows in an epoch."""
@@ -61,3 +60,23 @@ class Sampler(torch.utils.data.Sampler):
             return np.arange(self._num_rows)
         generator = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))
         return generator.permutation(self._num_rows)
+
+
+def _count_rows(data) -> int:
+    if hasattr(data, "__len__") and getattr(data, "shape", None) != ():  # arrays without dimensions have no length
+        return len(data)
+    try:
+        num_rows = operator.index(data)
+    except TypeError:
+        what = f"{data!r} is no integer" if isinstance(data, float) else f"{type(data).__name__} has no length"
+        raise ValueError(f"Sampler: {what}; give a map-style data set or a number of rows") from None
+    if num_rows < 0:
+        raise ValueError(f"Sampler: {num_rows} rows are less than none; give a map-style data set or a number of rows")
+    return num_rows
+
+
+def _integer(seed) -> int:
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise ValueError(f"Sampler: seed={seed!r} is no integer") from None

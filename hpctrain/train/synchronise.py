@@ -11,28 +11,38 @@ import numpy as np
 from torch import nn
 
 from hpctrain.comm.buffer import allocate
-from hpctrain.comm.group import Group
+from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.train.reduction import Reduction
 
 
 class GlobalGradients:
-    """Gradients of `parameters`, as `reduction` ("mean", "sum") over the ranks of `group`.
+    """Gradients of `parameters`, as `reduction` ("mean", "sum") over the ranks of `mesh.data`. Collective.
 
-    A backward that synchronises runs from `begin` to `finish`; before each gradient that any backward adds, `before`.
+    A backward that synchronises goes from `begin` over `start` to `finish`; before each gradient that any backward
+    adds, `before`. Models that share a backward all start before the first one waits.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, reduction: str, bucket_bytes: int):
+    def __init__(self, parameters: Mapping[str, nn.Parameter], mesh: Mesh, reduction: str, bucket_bytes: int):
+        group = mesh.add_group()
+        self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
         self._flat = FlatGradients(parameters, allocate, bucket_bytes)
         self._flat.attach(())
         self._sums = Reduction(self._flat, group.ring)
         self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll
-        self.parameters = self._flat.parameters
+        self.parameters, self.counters = self._flat.parameters, group.ring.counters
         self._mean = reduction == "mean"
         self._num_active = group.size
         self._global: set[str] = set()  # parameters whose grad all ranks hold
         self._used = np.zeros(len(self.parameters), np.int32)
         self._agreement = group.ring.all_reduce(self._used, "parameters used", control=True)
+
+    def check(self, name: str) -> None:
+        """ValueError where the parameter was converted since."""
+        parameter, view = self.parameters[name], self._flat.views[name]
+        if parameter.dtype != view.dtype or parameter.shape != view.shape:
+            now, then = (f"{each.dtype} {list(each.shape)}" for each in (parameter, view))
+            raise ValueError(f"DataParallel: {name} is {now} and was {then} when wrapped; convert the model, then wrap")
 
     def begin(self, num_active: int) -> None:
         """The backward that begins is synchronised, `num_active` ranks have a share in it."""
@@ -43,20 +53,27 @@ class GlobalGradients:
         """A backward is about to add to the gradient of this parameter."""
         if name in self._global:
             self._global.discard(name)
-            view, grad = self._flat.views[name], self.parameters[name].grad
-            if not self._mean and grad is not None and grad.data_ptr() == view.data_ptr():
-                view.div_(self._num_active)
+            if not self._mean and self.parameters[name].grad is not None:
+                self._flat.adopt(name)  # never divide in a tensor of the user's
+                self._flat.views[name].div_(self._num_active)
 
-    def finish(self) -> None:
-        """All gradients are there: waits until they are global. None where no rank has one. Collective."""
+    def start(self) -> None:
+        """All gradients are there: everything that is not on its way yet begins to move, and nothing is waited for."""
         for name, parameter in self.parameters.items():
             self.before(name)
-            self._adopt(name, parameter)
+            if parameter.grad is not None:
+                self._flat.adopt(name)
         self._flat.flush()
         self._used[:] = [parameter.grad is not None for parameter in self.parameters.values()]
         self._agreement.start()
+        self._meeting.expect(self._name)
+
+    def finish(self) -> None:
+        """Waits until the gradients are global. None where no rank has one. Collective."""
+        self._meeting.start()
         self._sums.wait()
         self._agreement.wait()
+        self._meeting.wait()
         self._flat.disarm()
         self._global = {name for name, uses in zip(self.parameters, self._used) if uses}
         self._flat.attach(self._global)
@@ -69,18 +86,13 @@ class GlobalGradients:
         self._global.clear()
         self._flat.attach(())
         self._num_active = num_active
+        self.start()
         self.finish()
 
     def forget(self) -> None:
         """The backward that began did not end: an exception came between. What moves already is waited for."""
         self._flat.disarm()
-        for collective in self._sums.collectives:
+        self._meeting.forget(self._name)
+        for collective in (*self._sums.collectives, self._agreement):
             if not collective.done:
                 collective.wait()
-
-    def _adopt(self, name: str, parameter: nn.Parameter) -> None:
-        """A tensor that somebody put in place of the gradient, and no backward has touched since."""
-        view = self._flat.views[name]
-        if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad)
-            parameter.grad = view

@@ -1,10 +1,8 @@
-"""What a model must be to train on many ranks, said before the first step, and the tensors in what it returns."""
+"""What a model must be to train on many ranks, said before the first step."""
 
-import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -26,6 +24,19 @@ def check_trainable(module: nn.Module) -> None:
             refuse_sparse(f"{name}.weight".lstrip("."))
 
 
+def check_unchanged(
+    module: nn.Module, wrapped: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter]
+) -> None:
+    """ValueError, one line with the name, for what requires a gradient and is not among the `trained`."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and trained.get(name) is not parameter:
+            if wrapped.get(name) is parameter:
+                raise ValueError(
+                    f"DataParallel: {name} required no gradient when the model was wrapped; wrap, then freeze"
+                )
+            raise ValueError(f"DataParallel: {name} was put there after wrapping; change the model, then wrap it")
+
+
 def refuse_sparse(name: str) -> None:
     raise ValueError(f"DataParallel: the gradient of {name} is sparse and cannot travel; use sparse=False")
 
@@ -37,18 +48,3 @@ def warn_of_mixed_rows(names: list[str]) -> None:
         "each rank's own rows; call average_statistics() before you evaluate or save",
         file=sys.stderr,
     )
-
-
-def tensors_in(value) -> Iterator[torch.Tensor]:
-    """All tensors in what a forward returned: alone, or in tuples, lists, dictionaries and data classes."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, (list, tuple, set)):
-        for each in value:
-            yield from tensors_in(each)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))

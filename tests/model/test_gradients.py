@@ -30,7 +30,7 @@ def test_gradients_equal_those_of_plain_torch_and_add_up():
         backward(plain)
     for name, parameter in plain.named_parameters().items():
         assert torch.equal(gradients.views[name], parameter.grad)
-        assert stage.named_parameters()[name].grad is gradients.views[name]
+        assert stage.named_parameters()[name].grad.data_ptr() == gradients.views[name].data_ptr()
 
 
 def test_buckets_hold_reversed_layers_and_every_parameter_once():
@@ -158,3 +158,25 @@ def test_a_second_gradient_in_one_backward_is_refused_by_name():
     stage.layers[2](torch.ones(1, 5)).sum().backward()
     with pytest.raises(RuntimeError, match="layers.2.bias got a second gradient in one backward|layers.2.weight got"):
         stage.layers[2](torch.ones(1, 5)).sum().backward()
+
+
+SWAPS = {
+    "grad.data": lambda p: setattr(p.grad, "data", p.grad.data * 1),
+    "share_memory": lambda p: p.grad.share_memory_(),
+    "transposed": lambda p: setattr(p, "grad", p.grad.t()),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_a_storage_that_torch_swaps_does_not_take_the_arena_along(swap):
+    stage = Stage([nn.Linear(5, 5, bias=False)])
+    gradients = flat(stage)
+    (parameter,) = stage.named_parameters().values()
+    inputs = torch.arange(10.0).view(2, 5)
+    stage.layers[0](inputs).sum().backward()
+    SWAPS[swap](parameter)
+    expected = parameter.grad.clone()
+    stage.layers[0](inputs).sum().backward()
+    expected += inputs.sum(0)
+    assert torch.equal(parameter.grad, expected) and gradients.is_attached("layers.0.weight")
+    assert torch.equal(gradients.buckets[0].flat[:25].view(5, 5), expected)

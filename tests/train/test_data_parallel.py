@@ -118,12 +118,12 @@ def test_accumulation_moves_gradients_once_an_update(mesh):
     sent = {}
     for pieces in (1, 4):
         model = DataParallel(net(), mesh)
-        before = mesh.data.ring.counters.bytes_sent
+        before = model._gradients.counters.bytes_sent
         for piece in range(pieces - 1):
             with model.no_sync():
                 loss_of(model, share(piece, mesh)).backward()
         loss_of(model, share(9, mesh)).backward()
-        sent[pieces] = mesh.data.ring.counters.bytes_sent - before
+        sent[pieces] = model._gradients.counters.bytes_sent - before
     assert sent[1] == sent[4] and (sent[1] > 0) == (mesh.size > 1)
 
 
@@ -169,7 +169,7 @@ def test_a_gradient_that_somebody_put_there_is_reduced_too(mesh):
 def test_ranks_that_do_different_things_are_told_so(comm):
     mesh = Mesh(comm.Dup())  # not given back: messages are left on it
     model = DataParallel(net(), mesh)
-    with pytest.raises(CollectiveMismatch, match="gradients 0.*barrier|barrier.*gradients 0"):
+    with pytest.raises(CollectiveMismatch, match="backward of model 0.*barrier|barrier.*backward of model 0"):
         if mesh.rank == 1:
             mesh.barrier()
         else:
