@@ -53,6 +53,40 @@ def test_it_moves_on_when_it_is_polled_and_may_be_started_again(mesh, reduction)
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("make", (lambda x: np.full(5, x, np.float16), lambda x: torch.full((5,), x).half()))
+def test_a_mean_of_16_bits_is_finite_though_its_sum_is_not(mesh, make):
+    mean = make(40000.0)
+    moving = AllReduce(mesh, "mean").start(mean)
+    moving.wait()
+    assert (mean == 40000).all()
+    mean[...] = 30000 + mesh.rank * 32
+    moving.start().wait()
+    assert (mean == make(30000.0 + 16 * (mesh.size - 1))).all()
+
+
+@pytest.mark.mpi
+def test_a_mean_of_bfloat16_is_rounded_once(mesh):
+    mean = torch.full((3,), 257.0 if mesh.rank else 255.0).bfloat16()
+    exact = (255 + (mesh.size - 1) * float(torch.tensor(257.0).bfloat16())) / mesh.size
+    AllReduce(mesh, "mean")(mean)
+    assert (mean == torch.tensor(exact).bfloat16()).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_memory_of_a_call_under_way_is_refused_to_another(mesh):
+    """Large arrays, so that no rank is done with the first call before it begins the second."""
+    array, reduce = np.ones(1 << 20), AllReduce(mesh)
+    moving = reduce.start(array, "first")
+    for other in (array, torch.from_numpy(array)[5:9], array[-1:]):
+        with pytest.raises(RuntimeError, match="second would change memory of first, which is under way; wait for it"):
+            reduce.start(other, "second")
+    beside = reduce.start(np.ones(3), "beside")
+    moving.wait()
+    beside.wait()
+    assert (array == mesh.size).all() and (reduce(array[-1:]) == mesh.size**2).all()
+
+
+@pytest.mark.mpi
 def test_integers_have_a_sum_but_no_mean(mesh):
     assert AllReduce(mesh)(np.array([2])).tolist() == [2 * mesh.size]
     for integers in (np.array([1]), torch.tensor([1]), np.array([1], np.uint8)):

@@ -167,6 +167,7 @@ SWAPS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")
 @pytest.mark.parametrize("swap", SWAPS)
 def test_a_storage_that_torch_swaps_does_not_take_the_arena_along(swap):
     stage = Stage([nn.Linear(5, 5, bias=False)])

@@ -34,6 +34,10 @@ def what_a_parameter_got_once_stays_in_the_arena(monkeypatch):
     monkeypatch.setattr(FlatGradients, "flush", flush)
 
 
+def a_gradient_that_was_cut_off_is_not_taken_over(monkeypatch):
+    monkeypatch.setattr(FlatGradients, "adopt", FlatGradients._hand_out)
+
+
 def the_mean_is_a_sum(monkeypatch):
     begin = GlobalGradients.begin
     monkeypatch.setattr(GlobalGradients, "begin", lambda self, num_active: begin(self, 1))
@@ -58,4 +62,5 @@ def a_rank_that_is_done_makes_no_updates(monkeypatch):
 
 LOOP = (who_used_a_parameter_is_not_agreed_on, what_a_parameter_got_once_stays_in_the_arena)
 LOOP += (the_mean_is_a_sum, the_first_bucket_stays_at_home)
+LOOP += (a_gradient_that_was_cut_off_is_not_taken_over,)
 JOIN = (a_rank_that_is_done_makes_no_updates,)

@@ -158,6 +158,73 @@ def test_a_backward_that_fails_does_not_spoil_the_next(mesh, bucket_bytes):
 
 
 @pytest.mark.mpi
+def test_a_backward_that_fails_does_not_spoil_one_whose_forward_was_before(mesh):
+    model, plain = DataParallel(net(), mesh), net()
+    failing, loss = loss_of(model, share(0, mesh)), loss_of(model, share(1, mesh))
+
+    def fail(gradient):
+        raise ArithmeticError("planted")
+
+    planted = model.module.first.bias.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        failing.backward()
+    planted.remove()
+    model.zero_grad()
+    loss.backward()
+    mean_loss(plain, 1, mesh).backward()
+    assert torch.allclose(model.module.first.weight.grad, plain.first.weight.grad, rtol=1e-10)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+@pytest.mark.parametrize("synchronised", (True, False))
+def test_a_global_gradient_that_was_replaced_is_global(mesh, reduction, synchronised):
+    model, plain = DataParallel(net(), mesh, reduction), net()
+    factor = mesh.size if reduction == "sum" else 1
+    for step in range(2):
+        if step == 1:
+            kept = model.module.last.weight.grad = model.module.last.weight.grad * 0.5
+            before = kept.clone()
+            plain.last.weight.grad *= 0.5
+            if not synchronised:
+                with model.no_sync():
+                    loss_of(model, share(1, mesh)).backward()
+                (mean_loss(plain, 1, mesh) * factor).backward()
+        loss_of(model, share(step, mesh)).backward()
+        (mean_loss(plain, step, mesh) * factor).backward()
+    assert torch.allclose(model.module.last.weight.grad, plain.last.weight.grad, rtol=1e-10)
+    assert reduction == "mean" or torch.equal(kept, before)
+
+
+TAKEN_AWAY = {
+    "grad.data": lambda model: [setattr(p.grad, "data", p.grad.clamp(-1, 1)) for p in model.parameters()],
+    "memory_format": lambda model: model.to(memory_format=torch.channels_last),
+    "share_memory": lambda model: model.share_memory(),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", TAKEN_AWAY)
+@pytest.mark.parametrize("to_none", (True, False))
+def test_gradients_stay_global_whatever_torch_does_with_their_storage(mesh, how, to_none):
+    def build():
+        return torch.nn.Sequential(torch.nn.Unflatten(1, (1, WIDTH, 1)), torch.nn.Conv2d(1, 2, (3, 1)))
+
+    def loss(model, batch):
+        return model(batch).square().mean()
+
+    model, plain = DataParallel(net(build=build), mesh), net(build=build)
+    for step in range(3):
+        model.zero_grad(set_to_none=to_none)
+        plain.zero_grad()
+        loss(model, share(step, mesh)).backward()
+        loss(plain, rows(step, 4 * mesh.size)).backward()
+        for found, expected in zip(model.parameters(), plain.parameters()):
+            assert torch.allclose(found.grad, expected.grad, rtol=1e-10), step
+        TAKEN_AWAY[how](model)
+
+
+@pytest.mark.mpi
 def test_a_gradient_that_somebody_put_there_is_reduced_too(mesh):
     model = DataParallel(net(), mesh)
     model.module.never.bias.grad = torch.full((3,), float(mesh.rank), dtype=torch.float64)

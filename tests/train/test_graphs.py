@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain import DataParallel, Mesh
-from tests.train.loops import WIDTH, loss_of, net, rows, share
+from hpctrain.comm.signature import CollectiveMismatch
+from tests.train.loops import WIDTH, loss_of, mean_loss, net, rows, share
 
 
 @pytest.fixture
@@ -128,3 +129,68 @@ def test_two_models_may_share_a_backward(mesh):
     (sum(loss_of(nn.Sequential(*plain), each) for each in batches) / mesh.size).backward()
     for model, expected in zip(models, plain):
         assert torch.allclose(model.module.first.weight.grad, expected.first.weight.grad, rtol=1e-9)
+
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x, skip=False):
+        x = torch.tanh(self.first(x))
+        return self.last(x if skip else torch.tanh(self.second(x)))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("skipping", (0, 1))
+@pytest.mark.parametrize("bucket_bytes", (1, 1 << 20))
+def test_models_of_one_shape_whose_ends_come_in_another_order_on_each_rank_do_not_mix(mesh, skipping, bucket_bytes):
+    """Rank 1 leaves out a layer of one of the two models, so that its buckets wait for the end of the backward."""
+
+    def loss(models, rank):
+        outputs = [model(rows(rank, 4), rank == 1 and each == skipping) for each, model in enumerate(models)]
+        return outputs[0].square().mean() + 2 * outputs[1].square().mean()
+
+    models = [DataParallel(net(seed, build=Skipping), mesh, bucket_bytes=bucket_bytes) for seed in (1, 2)]
+    plain = [net(seed, build=Skipping) for seed in (1, 2)]
+    for _ in range(2):
+        for model in models:
+            model.zero_grad()
+        loss(models, mesh.rank).backward()
+    (sum(loss(plain, rank) for rank in range(mesh.size)) / mesh.size).backward()
+    for model, expected in zip(models, plain):
+        for found, parameter in zip(model.parameters(), expected.parameters()):
+            assert torch.allclose(found.grad, parameter.grad, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_leave_through_different_models_are_told_so(comm):
+    mesh = Mesh(comm.Dup())  # not given back: messages are left on it
+    models = [DataParallel(net(seed), mesh) for seed in (1, 2)]
+    with pytest.raises(CollectiveMismatch, match="backward of model 0.*backward of model 1|model 1.*model 0"):
+        loss_of(models[mesh.rank == 1], share(0, mesh)).backward()
+    mesh.close()
+    mesh.close()
+
+
+@pytest.mark.mpi
+def test_gradients_that_are_only_computed_are_this_ranks_own_and_ask_nobody(mesh):
+    model, plain = DataParallel(net(), mesh), net()
+    before = [vars(counters).copy() for counters in (mesh.data.ring.counters, model._gradients.counters)]
+    if mesh.rank == 0:
+        inputs = rows(0, 3).requires_grad_()
+        for pick in (lambda net: [inputs], lambda net: [net.first.weight], lambda net: [net.last.bias, inputs]):
+            found = torch.autograd.grad(loss_of(model, inputs), pick(model.module))
+            expected = torch.autograd.grad(loss_of(plain, inputs), pick(plain))
+            assert all(map(torch.equal, found, expected))
+    assert [vars(counters) for counters in (mesh.data.ring.counters, model._gradients.counters)] == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.mpi
+def test_a_backward_for_some_parameters_is_synchronised(mesh):
+    model, plain = DataParallel(net(), mesh), net()
+    loss_of(model, share(0, mesh)).backward(inputs=[model.module.last.bias])
+    mean_loss(plain, 0, mesh).backward(inputs=[plain.last.bias])
+    assert torch.allclose(model.module.last.bias.grad, plain.last.bias.grad, rtol=1e-10)
+    assert model.module.first.weight.grad is None

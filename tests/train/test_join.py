@@ -173,6 +173,11 @@ def test_what_is_no_update_is_refused_and_join_is_not_nested():
         pass
     with pytest.raises(ValueError, match="already inside a join"), model.join(), model.join():
         pass
+    mesh = Mesh(None)
+    first, second = DataParallel(net(), mesh), DataParallel(net(), mesh)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="join: .*another model; one model at a time"), first.join(), second.join():
+            pass
     calls = []
     assert as_call(calls.clear) == calls.clear
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

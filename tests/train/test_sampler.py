@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -72,6 +73,19 @@ def test_what_cannot_be_shared_out_is_refused_by_one_line():
         ranks(2, 1, uneven="pad")
     with pytest.raises(ValueError, match="generator has no length"):
         Sampler((i for i in range(3)), Mesh(None))
+    with pytest.raises(ValueError, match="2.5 is no integer; give a map-style data set or a number of rows"):
+        ranks(2.5, 1)
+    with pytest.raises(ValueError, match="-3 rows are less than none"):
+        ranks(-3, 2, uneven="keep")
+    for seed in (1.5, "1", None):
+        with pytest.raises(ValueError, match=f"seed={seed!r} is no integer"):
+            ranks(5, 1, seed=seed)
+
+
+@pytest.mark.parametrize("integer", (np.int64, np.uint8, torch.tensor, np.array))
+def test_integers_of_any_type_are_integers(integer):
+    (sampler,), (expected,) = ranks(integer(11), 1, seed=integer(3)), ranks(11, 1, seed=3)
+    assert len(sampler) == 11 and list(sampler) == list(expected)
 
 
 @pytest.mark.mpi

@@ -1,10 +1,14 @@
 """What may be wrapped and what is refused; what wrapping does to parameters, buffers and layers."""
 
+import copy
+import io
+import pickle
 import re
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.prune import l1_unstructured
 
 from hpctrain import DataParallel, Mesh
 from hpctrain.train.errors import AgreedError
@@ -146,3 +150,84 @@ def test_batch_statistics_are_told_of_once_and_averaged_on_demand(mesh, capsys):
     means = torch.stack([each.mean(0) for each in inputs])
     assert torch.allclose(model.module[0].running_mean, 0.1 * means.mean(0), rtol=1e-12)
     assert_same_everywhere(mesh, model.module.buffers())
+
+
+@pytest.mark.mpi
+def test_running_statistics_weigh_by_the_rows_seen_in_training(mesh):
+    """Rank r trains on r batches of r + 1 rows: an evaluation counts for nothing."""
+    model = DataParallel(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 2)).double(), mesh)
+    layers = [nn.BatchNorm1d(WIDTH).double() for _ in range(mesh.size)]
+    for rank, layer in enumerate(layers):
+        for number in range(rank):
+            layer(rows(10 * rank + number, rank + 1))
+            if rank == mesh.rank:
+                model(rows(10 * rank + number, rank + 1))
+    with torch.no_grad():
+        model.eval()
+        model(rows(0, 100 if mesh.rank == 0 else 1))
+    model.average_statistics()
+    weights = [rank * (rank + 1) for rank in range(mesh.size)]
+    for name in ("running_mean", "running_var"):
+        tensors = [weight * getattr(layer, name) for weight, layer in zip(weights, layers)]
+        wanted = sum(tensors) / sum(weights) if mesh.size > 1 else getattr(layers[0], name)
+        assert torch.allclose(getattr(model.module[0], name), wanted, rtol=1e-12)
+
+
+def resize(module):
+    module.never.bias.data = torch.ones(4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backward_before", (True, False))
+@pytest.mark.parametrize("convert", (nn.Module.float, nn.Module.bfloat16, resize))
+def test_a_model_converted_after_wrapping_is_refused_by_name(convert, backward_before):
+    model = DataParallel(net(), Mesh(None))
+    if backward_before:
+        loss_of(model, rows(0, 3)).backward()
+    model.zero_grad()
+    convert(model.module)
+    with pytest.raises(ValueError, match=r"[\w.]+ is torch.* and was torch.float64 .*; convert the model, then wrap"):
+        model(rows(0, 3, model.module.first.weight.dtype)).sum().backward()
+
+
+def new_head(module):
+    module.last = nn.Linear(7, WIDTH).double()
+
+
+def assign(module):
+    module.load_state_dict({name: tensor.clone() for name, tensor in module.state_dict().items()}, assign=True)
+
+
+def normalise(module):
+    nn.utils.parametrizations.weight_norm(module.last)
+
+
+def prune(module):
+    l1_unstructured(module.last, "weight", 0.5)
+
+
+@pytest.mark.parametrize("change", (new_head, assign, normalise, prune))
+def test_a_model_changed_after_wrapping_is_refused_by_name(change):
+    model = DataParallel(net(), Mesh(None))
+    change(model.module)
+    with pytest.raises(ValueError, match=r"[\w.]+ was put there after wrapping; change the model, then wrap"):
+        loss_of(model, rows(0, 3)).backward()
+
+
+def test_an_old_gradient_of_a_frozen_parameter_does_not_matter():
+    module = net()
+    loss_of(module, rows(0, 3)).backward()
+    module.first.requires_grad_(False)
+    model = DataParallel(module, Mesh(None))
+    loss_of(model, rows(0, 3)).backward()
+    assert model.module.last.weight.grad is not None
+
+
+@pytest.mark.parametrize("how", (copy.deepcopy, copy.copy, pickle.dumps, lambda model: torch.save(model, io.BytesIO())))
+def test_a_wrapped_model_is_not_copied_but_its_module_is(how):
+    model = DataParallel(net(), Mesh(None))
+    with pytest.raises(ValueError, match="DataParallel: a wrapped model .* copy or save model.module"):
+        how(model)
+    with pytest.raises(ValueError, match="model.module"):
+        torch.optim.swa_utils.AveragedModel(model)
+    how(model.module)
+    DataParallel(copy.deepcopy(model.module), Mesh(None))
