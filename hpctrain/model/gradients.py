@@ -55,6 +55,7 @@ class FlatGradients:
         self._memory = allocate(sum(sizes))
         self._arena = torch.from_numpy(self._memory)
         self._places: dict[str, slice] = {}
+        self._handed: dict[str, torch.Tensor] = {}
         offset = 0
         for names, size in zip(groups, sizes):
             dtype = self.parameters[names[0]].dtype
@@ -82,8 +83,7 @@ class FlatGradients:
 
     def is_attached(self, name: str) -> bool:
         """Whether `grad` of the parameter is the view of the arena."""
-        grad, view = self.parameters[name].grad, self.views[name]
-        return grad is not None and grad.data_ptr() == view.data_ptr() and grad.stride() == view.stride()
+        return self._is_view(name, self.parameters[name].grad)
 
     def adopt(self, name: str) -> None:
         """Takes over what somebody, or torch, put in place of the view: the numbers, without their graph."""
@@ -94,10 +94,15 @@ class FlatGradients:
             self._hand_out(name)
 
     def _hand_out(self, name: str) -> None:
+        handed, view = self._handed.get(name), self.views[name]
+        if not self._is_view(name, handed):
+            handed = torch.from_numpy(self._memory[self._places[name]]).view(view.dtype).view(view.shape)
+            self._handed[name] = handed
+        self.parameters[name].grad = handed
+
+    def _is_view(self, name: str, tensor: torch.Tensor | None) -> bool:
         view = self.views[name]
-        self.parameters[name].grad = (
-            torch.from_numpy(self._memory[self._places[name]]).view(view.dtype).view(view.shape)
-        )
+        return tensor is not None and tensor.data_ptr() == view.data_ptr() and tensor.stride() == view.stride()
 
     def arm(self) -> None:
         """The next backward is the last of the step: report each bucket that is complete."""
