@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from hpctrain.model.structure import to_floating
 
@@ -21,6 +22,13 @@ class Precision:
     def __init__(self, name: str = "float32"):
         self.dtype = DTYPES[name]
         self._mixed = name == "bf16-mixed"
+
+    def convert(self, layer: nn.Module) -> nn.Module:
+        """`layer` itself, floating-point tensors in `dtype`; complex ones, which Module.to makes real, as they are."""
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(self.dtype)
+        return layer
 
     def forward(self):
         """A context for the forward of a micro-batch; the backward follows its dtypes by itself."""

@@ -48,6 +48,15 @@ class Stage:
                 inputs = layer(**inputs) if isinstance(inputs, Mapping) else layer(inputs)
         return self.precision.for_loss(inputs)
 
+    def aliases(self) -> dict[str, str]:
+        """Names under which `state` holds nothing, because the tensor stands there under another name already."""
+        names = {id(tensor): name for name, tensor in self.state().items()}
+        every = {}
+        for prefix, layer in self.named_layers().items():
+            for name, tensor in layer.state_dict(keep_vars=True).items():
+                every[f"{prefix}.{name}" if prefix else name] = names.get(id(tensor))
+        return {name: first for name, first in every.items() if first is not None and first != name}
+
     def train(self, mode: bool = True) -> None:
         for layer in self.layers:
             layer.train(mode)
@@ -111,11 +120,19 @@ class Stage:
 
 
 def build_stage(
-    factories: Sequence[Callable[[], nn.Module]], seed: int, precision: Precision, first: int = 0, is_module=False
+    factories: Sequence[Callable[[], nn.Module]],
+    seed: int,
+    precision: Precision,
+    first: int = 0,
+    is_module: bool = False,
+    check: Callable[[nn.Module, str], nn.Module] = lambda layer, name: layer,
 ) -> Stage:
-    """Builds the layers that `factories` give; the first of them is layer `first` of the model."""
+    """Builds the layers that `factories` give; the first of them is layer `first` of the model.
+
+    `check` sees each layer, and the name that its parameters begin with, as it was built.
+    """
     layers = []
     for index, factory in enumerate(factories, first):
         torch.manual_seed(derive_seed(seed, "layer", index))
-        layers.append(factory().to(precision.dtype))
+        layers.append(precision.convert(check(factory(), "module()" if is_module else f"layers.{index}")))
     return Stage(layers, first, seed, precision, is_module)

@@ -23,12 +23,16 @@ def combined(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def save_weights(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Writes a safetensors file under a temporary name, flushes it, then gives it its own: it is whole or not there."""
+def save_weights(tensors: Mapping[str, torch.Tensor], path: Path, notes: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file under a temporary name, flushes it, then gives it its own: it is whole or not there.
+
+    `notes` are texts in the file's header.
+    """
     from safetensors.torch import save_file
 
     temporary = path.with_name(path.name + ".part")
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(whole, temporary, {"format": "pt", **(notes or {})})
     os.umask(umask := os.umask(0))
     temporary.chmod(0o666 & ~umask)  # safetensors writes for the owner alone
     with open(temporary, "rb") as file:

@@ -38,7 +38,7 @@ def build_task(name: str, options: dict[str, str], data: str | None = None) -> A
         if "data" not in kinds:
             raise ValueError(f"--data {data}: task {name} reads no data of your own; leave --data out")
         values["data"] = data
-    _check_given(name, task_class, values)
+    _check_given(name, task_class, fields, values)
     task = task_class(**values)
     check_task(task)
     return task
@@ -49,10 +49,18 @@ def open_dataset(name: str, options: dict[str, str], data: str | None, split: st
     return build_task(name, options, data).dataset(split)
 
 
-def task_options(task: Any) -> dict[str, str]:
-    """The resolved options by option name, as texts that `build_task` takes."""
-    kinds = get_type_hints(type(task))
-    return {option: _shown(getattr(task, each.name)) for option, each in _option_fields(type(task), kinds).items()}
+def settled_options(name: str, options: dict[str, str]) -> dict[str, str]:
+    """All options of a task as texts that `build_task` takes: those given, else the defaults of the fields."""
+    task_class = _task_class(name)
+    fields = _option_fields(task_class, _hints(name, task_class))
+    return {option: options.get(option, _shown(each.default)) for option, each in fields.items()}
+
+
+def explained(name: str, error: Exception) -> str:
+    """An error of building or preparing a task as one line: our own as it is, one of the user's code with its place."""
+    if name in BUILT_IN or str(error).startswith("--"):
+        return str(error)
+    return f"--task {name}: {_told(error)}"
 
 
 def absolute_name(name: str) -> str:
@@ -137,12 +145,14 @@ def _option_fields(task_class: type, kinds: dict[str, Any]) -> dict[str, datacla
     return {each.metadata.get("option", each.name): each for each in fields if _kind(kinds[each.name])[0] in KINDS}
 
 
-def _check_given(name: str, task_class: type, values: dict[str, Any]) -> None:
+def _check_given(name: str, task_class: type, fields: dict, values: dict[str, Any]) -> None:
     """ValueError for a field without default that nobody set."""
     for each in dataclasses.fields(task_class):
         without = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
         if each.init and without and each.name not in values:
             option = each.metadata.get("option", each.name)
+            if each.name != "data" and option not in fields:
+                raise ValueError(f"--task {name}: no option can set field {each.name}; give it a default")
             flag = "--data" if each.name == "data" else f"--task-option {option}"
             raise ValueError(f"{flag}: task {name} needs it, there is no default")
 

@@ -114,9 +114,8 @@ def _classes(data: str, folder: str) -> dict[str, list[str]]:
 def _files(folder: str) -> Iterator[str]:
     for place, subfolders, names in os.walk(folder, onerror=_raise):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        yield from (
-            os.path.join(place, name) for name in names if not name.startswith(".") and name.lower().endswith(SUFFIXES)
-        )
+        pictures = (name for name in names if not name.startswith(".") and name.lower().endswith(SUFFIXES))
+        yield from (file for file in (os.path.join(place, name) for name in pictures) if os.path.isfile(file))
 
 
 def _raise(error: OSError) -> None:

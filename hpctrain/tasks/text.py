@@ -140,7 +140,8 @@ class Text:
     def dataset(self, split: str) -> Windows:
         """Windows of `split` "train" or "eval": (input, target), int64 tensors of shape (context,)."""
         assert split in ("train", "eval"), split
-        return Windows(self._content, self.context, held_out=split == "eval")
+        limit = self._tokens.vocab_size if self._tokens else None
+        return Windows(self._content, self.context, split == "eval", limit)
 
     def baseline(self) -> dict[str, float]:
         """What a table counted on the training windows reaches on the targets of the held-out ones, as `metric` has it.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from hpctrain.tasks.storage import PIECE_BYTES, CacheError, Stamp, cached
+from hpctrain.tasks.storage import PIECE_BYTES, CacheError, DataError, Stamp, cached
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +48,13 @@ def shortest(context: int) -> int:
 
 
 class Windows:
-    """A map-style data set of one split: item i is (input, target), two int64 tensors of shape (context,)."""
+    """A map-style data set of one split: item i is (input, target), two int64 tensors of shape (context,).
 
-    def __init__(self, content: Content, context: int, held_out: bool):
-        self.content, self.context, self.held_out = content, context, held_out
+    With a `vocab_size` an item that is not below it is a DataError: somebody wrote to the file after it was checked.
+    """
+
+    def __init__(self, content: Content, context: int, held_out: bool, vocab_size: int | None = None):
+        self.content, self.context, self.held_out, self.vocab_size = content, context, held_out, vocab_size
         num_blocks, rest = divmod(len(content), _block_length(context))
         num_held_out = -(-num_blocks // HOLD_OUT_EVERY)
         self._num_windows = WINDOWS_PER_BLOCK * (num_held_out if held_out else num_blocks - num_held_out)
@@ -67,6 +70,10 @@ class Windows:
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         window = torch.from_numpy(self._read(index))
+        if self.vocab_size is not None and (largest := int(window.max())) >= self.vocab_size:
+            raise DataError(
+                f"--data: id {largest} is not below vocab_size {self.vocab_size}; somebody changed the file meanwhile"
+            )
         return window[:-1], window[1:]
 
     def starts(self, index: int | np.ndarray) -> int | np.ndarray:

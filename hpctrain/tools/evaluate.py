@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, Parser, UsageError
+from hpctrain.tasks.load import explained
 from hpctrain.train.command import prepare_nodes, prepared_task
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.saved import load_weights, read_config
@@ -32,21 +33,24 @@ def parser() -> Parser:
     top.add_argument("run", metavar="RUN", help="the folder of a finished run")
     top.add_argument("--data", metavar="PATH", help="other data than the run's own")
     top.add_argument("--split", choices=SPLITS, default="eval", help="which rows (eval)")
-    top.add_argument(
-        "--batches", type=int, metavar="N", help="so many global batches, evenly spread; default: every row"
-    )
+    top.add_argument("--batches", metavar="N", help="so many global batches, evenly spread; default: every row")
     return top
 
 
 def _prepare(argv: list[str]) -> dict:
+    name = ""
     try:
         asked = parser().parse(argv)
         config = read_config(Path(asked["run"]))
         data = config.data if asked["data"] is None else str(Path(asked["data"]).absolute())
-        config = replace(config, data=data, eval_batches=asked["batches"])
+        batches = asked["batches"]
+        if batches is not None and not (batches.isdecimal() and int(batches) > 0):
+            raise UsageError(f"--batches: expected a whole number >= 1, got {batches!r}")
+        config = replace(config, data=data, eval_batches=batches and int(batches))
+        name = config.task
         prepared_task(config)
     except ValueError as error:
-        return {"usage": str(error)}
+        return {"usage": explained(name, error) if name else str(error)}
     return {"config": asdict(config), "folder": str(Path(asked["run"]).absolute()), "split": asked["split"]}
 
 
@@ -66,7 +70,9 @@ def _evaluate(config: Config, folder: Path, split: str, mesh: Mesh) -> str | Non
     except (UsageError, AgreedError) as error:
         return str(error)
     parts = [part for part in map(task.dataset, SPLITS[split]) if part is not None and len(part)]
-    rows = ConcatDataset(parts) if parts else []
+    if not parts:
+        return f"--split {split}: the task has no such rows"
+    rows = ConcatDataset(parts)
     metrics = build_evaluation(config, task, mesh, rows).run(stage)
     if mesh.rank == 0:
         data = config.data or "the task's own data"

@@ -6,13 +6,14 @@ Names are those of the module itself, or, for a task that is a list of layers, o
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Parser, UsageError
-from hpctrain.train.errors import AgreedError
-from hpctrain.train.saved import load_weights, read_config
+from hpctrain.tasks.load import short_name
+from hpctrain.train.saved import read_config, read_weights
 
 
 def run(argv: list[str], world) -> int:
@@ -38,7 +39,7 @@ def _export(argv: list[str]) -> str | None:
         if out.exists() or not out.parent.is_dir():
             raise UsageError(f"{out}: " + ("exists already; name a new file" if out.exists() else "no such folder"))
         _write(folder, out)
-    except (ValueError, AgreedError) as error:
+    except ValueError as error:
         return str(error)
     except OSError as error:
         return f"{error.filename or asked['out']}: {error.strerror or error}"
@@ -46,20 +47,14 @@ def _export(argv: list[str]) -> str | None:
 
 
 def _write(folder: Path, out: Path) -> None:
+    """From the file alone: neither the task nor its data need to be there any more."""
     config = read_config(folder)
-    from torch import nn
-
     from hpctrain.model.weights import save_weights
-    from hpctrain.tasks.load import build_task
-    from hpctrain.train.build import build_model
 
-    stage = build_model(config, build_task(config.task, config.task_option, config.data))
-    load_weights(stage.state(), folder)
-    whole = stage.layers[0] if stage.is_module else nn.Sequential(*stage.layers)
-    tensors = {
-        name: tensor.clone() for name, tensor in whole.state_dict().items()
-    }  # safetensors takes no shared memory
+    tensors, notes = read_weights(folder)
+    aliases = json.loads(notes.get("aliases", "{}"))
+    tensors |= {name: tensors[first].clone() for name, first in aliases.items()}  # safetensors shares no memory
+    if notes.get("names") == "layers":
+        tensors = {name.removeprefix("layers."): tensor for name, tensor in tensors.items()}
     save_weights(tensors, out)
-    print(
-        f"{len(tensors)} tensors in {out}; torch.nn.Module.load_state_dict(safetensors.torch.load_file(...)) takes them"
-    )
+    print(f"{len(tensors)} tensors of {short_name(config.task)} in {out}; load_state_dict(load_file(...)) takes them")

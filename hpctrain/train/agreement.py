@@ -29,7 +29,7 @@ class Agreement:
     def clear(self) -> None:
         self._vector[:] = 0
 
-    def add_loss(self, loss: float, items: int) -> None:
+    def add_loss(self, loss: float, items: float) -> None:
         if np.isfinite(loss):
             self._vector[:2] += loss, items
         else:
@@ -53,8 +53,10 @@ class Agreement:
         return float(self._vector[0])
 
     @property
-    def items(self) -> int:
-        return round(float(self._vector[1]))
+    def items(self) -> float:
+        """A whole number, unless the task weighs its items by fractions."""
+        items = float(self._vector[1])
+        return int(items) if items == int(items) else items
 
     def touched(self) -> set[str]:
         """Parameters that got a gradient on any replica."""

@@ -4,12 +4,15 @@ The sampler knows seed, epoch and position, and nothing of the layout; the globa
 replicas x micro-batches pieces. So every layout trains on the same rows in the same steps.
 """
 
+import hashlib
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from hpctrain.model.structure import tensors_in
 from hpctrain.plan.grid import split_evenly
 from hpctrain.plan.seeds import derive_seed
 from hpctrain.train.loader import Reader, Request, read
@@ -74,6 +77,15 @@ class Batches:
         inputs, targets = self._ahead(step, index) if self._num_workers else next(read(self._reader, [request]))
         self.seconds += time.perf_counter() - began
         return MicroBatch(inputs, targets, self._first + index)
+
+    def row_sha256(self, row: int) -> str:
+        """Digest of one row as the first epoch has it."""
+        digest = hashlib.sha256()
+        inputs, targets = next(read(self._reader, [Request((row,))]))
+        for tensor in (*tensors_in(inputs), *tensors_in(targets)):
+            digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Ends the processes that read ahead."""

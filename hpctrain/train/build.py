@@ -11,6 +11,7 @@ from hpctrain.model.stage import Stage, build_stage
 from hpctrain.tasks.load import open_dataset
 from hpctrain.tasks.protocol import metric_of
 from hpctrain.train.batches import Batches, GlobalSampler
+from hpctrain.train.checked import checked_factories, checked_layer
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.executor import Executor
@@ -22,8 +23,8 @@ from hpctrain.train.start import start_equal
 def build_model(config: Config, task) -> Stage:
     """The whole model of `task`, tied where the task says so."""
     is_module = not hasattr(task, "layers")
-    factories = [task.module] if is_module else task.layers()
-    stage = build_stage(factories, config.seed, Precision(config.precision), is_module=is_module)
+    factories = [task.module] if is_module else checked_factories(task.layers(), "layers()")
+    stage = build_stage(factories, config.seed, Precision(config.precision), is_module=is_module, check=checked_layer)
     try:
         stage.tie(task.ties() if hasattr(task, "ties") else ())
     except ValueError as error:

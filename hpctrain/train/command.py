@@ -13,7 +13,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
-from hpctrain.tasks.load import absolute_name, build_task, short_name, task_options
+from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
 from hpctrain.train.facts import first_of_node
 
 
@@ -54,26 +54,42 @@ def run(argv: list[str], comm) -> int:
 
 def prepare(argv: list[str], num_ranks: int) -> dict:
     """On rank 0: the configuration and the run's folder, or under `usage` what is wrong with what was asked for."""
+    name = ""
     try:
         config, given = parse(argv)
         check_packages(config)
-        task = prepared_task(config)
-        num_rows = len(task.dataset("train"))
+        name = config.task
+        num_rows, num_held_out = lengths(prepared_task(config))
         if config.epochs is not None:
-            steps = config.epochs * -(-num_rows // config.global_batch_size)
-            config = replace(config, steps=max(1, steps), epochs=None)
+            config = replace(config, steps=config.epochs * -(-num_rows // config.global_batch_size), epochs=None)
         folder = make_run_folder(config)
     except ValueError as error:
-        return {"usage": str(error)}
-    for note in notes(config, given, num_ranks, num_rows):
+        return {"usage": explained(name, error) if name else str(error)}
+    for note in notes(config, given, num_ranks, num_rows, num_held_out):
         print(f"note: {note}", file=sys.stderr)
     settled = {
         "task": absolute_name(config.task),
-        "task_option": task_options(task),
+        "task_option": settled_options(config.task, config.task_option),
         "data": config.data and str(Path(config.data).absolute()),
         "run_dir": None,
     }
     return {"config": asdict(replace(config, **settled)), "folder": str(folder)}
+
+
+def lengths(task) -> tuple[int, int]:
+    """Numbers of rows to train on and held out. ValueError where there is nothing to train on."""
+    counted = {}
+    for split in ("train", "eval"):
+        data = task.dataset(split)
+        if data is None and split == "eval":
+            counted[split] = 0
+        elif not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise ValueError(f'--task: dataset("{split}") gives a {type(data).__name__}; it needs a length and rows')
+        else:
+            counted[split] = len(data)
+    if not counted["train"]:
+        raise ValueError('--task: dataset("train") has no rows')
+    return counted["train"], counted["eval"]
 
 
 def prepared_task(config: Config):
@@ -92,6 +108,7 @@ def prepare_nodes(settings: dict, mesh: Mesh) -> str | None:
         try:
             prepared_task(Config(**settings))
         except ValueError as error:
+            error = explained(settings["task"], error)
             fault = f"on {socket.gethostname()}: {error}"
     return next(filter(None, mesh.world.all_gather_json(fault)), None)
 
@@ -102,7 +119,7 @@ def check_packages(config: Config) -> None:
         raise UsageError('--tensorboard: needs the package tensorboard; pip install "hpctrain[report]"')
 
 
-def notes(config: Config, given: set[str], num_ranks: int, num_rows: int) -> list[str]:
+def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_held_out: int) -> list[str]:
     """Lines about flags without effect and about sizes that do not fit each other."""
     lines = []
     rows, pieces = config.global_batch_size, num_ranks * config.num_microbatches
@@ -114,6 +131,8 @@ def notes(config: Config, given: set[str], num_ranks: int, num_rows: int) -> lis
         lines.append(f"--lr-warmup-steps {config.lr_warmup_steps}: the run ends before, after {config.steps} steps")
     if config.eval_every and config.eval_every > config.steps:
         lines.append(f"--eval-every {config.eval_every}: the run ends before, after {config.steps} steps")
+    if not num_held_out and config.eval_every:
+        lines.append(f"--eval-every {config.eval_every} has no effect: the task holds out no rows")
     if rows > num_rows:
         lines.append(f"--global-batch-size {rows}: the data has {num_rows} rows, so every update takes them all")
     if min(rows, num_rows) < pieces:

@@ -7,6 +7,7 @@ import torch
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.stage import Stage
 from hpctrain.plan.grid import split_evenly
+from hpctrain.train.checked import checked_metric
 from hpctrain.train.loader import Reader, Request, read
 
 
@@ -28,9 +29,9 @@ class Evaluation:
     ):
         self._reader, self._metric, self._mesh, self._num_workers = reader, metric, mesh, num_workers
         self._batch_size = max(1, global_batch_size // mesh.data.size)
-        count = min(num_rows, num_batches * global_batch_size if num_batches else num_rows)
-        mine = split_evenly(count, mesh.data.size)[mesh.replica]
-        self.rows = [place * num_rows // count for place in mine]
+        self.num_rows = min(num_rows, num_batches * global_batch_size if num_batches else num_rows)
+        mine = split_evenly(self.num_rows, mesh.data.size)[mesh.replica]
+        self.rows = [place * num_rows // self.num_rows for place in mine]
 
     def run(self, stage: Stage) -> dict[str, float]:
         """Means by name, on every rank. Collective."""
@@ -48,7 +49,7 @@ class Evaluation:
         stage.train(False)
         with torch.no_grad():
             for inputs, targets in read(self._reader, requests, self._num_workers):
-                add(sums, self._metric(stage.forward(inputs, 0, 0), targets))
+                add(sums, checked_metric(self._metric(stage.forward(inputs, 0, 0), targets)))
                 self._mesh.progress.poll()
         stage.train(True)
         return sums
@@ -64,5 +65,5 @@ def add(sums: dict[str, list[float]], part) -> None:
     """Adds (sum, count) pairs by name."""
     for name, (value, count) in part.items():
         entry = sums.setdefault(name, [0.0, 0])
-        entry[0] += float(value)
-        entry[1] += int(count)
+        entry[0] += value
+        entry[1] += count

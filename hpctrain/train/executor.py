@@ -16,7 +16,8 @@ from hpctrain.model.stage import Stage
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.agreement import Agreement
 from hpctrain.train.batches import Batches, MicroBatch
-from hpctrain.train.errors import NotFinite
+from hpctrain.train.checked import checked_loss
+from hpctrain.train.errors import AgreedError, NotFinite
 from hpctrain.train.reduction import Reduction
 from hpctrain.train.statistics import RunningStatistics
 
@@ -29,7 +30,7 @@ class StepResult:
     """
 
     loss: float | None
-    items: int
+    items: float
     skipped: str | None = None
     gradient_norm: float | None = None
 
@@ -89,9 +90,9 @@ class Executor:
         if batch is None:
             return
         outputs = self.stage.forward(batch.inputs, self.step_number, batch.number)
-        loss, items = self.loss(outputs, batch.targets)
-        self._agreement.add_loss(float(loss.detach()), int(items))
-        self.items_seen += int(items)
+        loss, items = checked_loss(self.loss(outputs, batch.targets))
+        self._agreement.add_loss(float(loss.detach()), items)
+        self.items_seen += items
         self._in_flight[index] = loss
         self.peak_in_flight = max(self.peak_in_flight, len(self._in_flight))
         self.mesh.progress.poll()
@@ -127,8 +128,11 @@ class Executor:
             return
         self.result = StepResult(agreed.loss / agreed.items if agreed.items else None, agreed.items)
         if agreed.items:
+            touched = agreed.touched()
+            if not touched:
+                raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
             self.gradients.scale(1.0 / agreed.items)
-            self.gradients.attach(agreed.touched())
+            self.gradients.attach(touched)
             if self.clip_norm is not None:
                 self.result.gradient_norm = self.gradients.clip(self.clip_norm)
             self.optimizer.step()

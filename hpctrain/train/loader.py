@@ -8,9 +8,10 @@ Before each row is read the generators of torch, Python and NumPy are set from (
 is the same in every layout and with any number of workers.
 """
 
-import ctypes
+import multiprocessing.connection
+import os
 import random
-import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,8 +23,7 @@ from hpctrain.comm.abort import RankFailed
 from hpctrain.model.structure import to_floating
 from hpctrain.plan.seeds import derive_seed
 from hpctrain.tasks.storage import DataError
-
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+from hpctrain.train.checked import checked_row
 
 
 class Request(NamedTuple):
@@ -58,6 +58,8 @@ class Reader:
             return Failed(str(error))
         except OSError as error:
             return Failed(f"--data {error.filename}: {error.strerror}" if error.filename else f"--data: {error}")
+        except RankFailed as error:
+            return Failed(str(error))
         inputs, targets = default_collate(rows)
         return to_floating(inputs, self.dtype), to_floating(targets, self.dtype)
 
@@ -69,16 +71,22 @@ class Reader:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
-        return self._dataset[row]
+        return checked_row(self._dataset[row], row)
 
 
 def read(reader: Reader, requests: Iterable[Request], num_workers: int = 0) -> Iterator[tuple[Any, Any]]:
     """The batches asked for, in order. Raises RankFailed where the data cannot be read."""
-    batches = _read_ahead(reader, requests, num_workers) if num_workers else map(reader.__getitem__, requests)
+    batches = _read_ahead(reader, requests, num_workers) if num_workers else _read_here(reader, requests)
     for batch in batches:
         if isinstance(batch, Failed):
             raise RankFailed(batch.line)
         yield batch
+
+
+def _read_here(reader: Reader, requests: Iterable[Request]) -> Iterator[Any]:
+    """A generator, in which a StopIteration of the data set is an error and no end."""
+    for request in requests:
+        yield reader[request]
 
 
 def _read_ahead(reader: Reader, requests: Iterable[Request], num_workers: int) -> Iterator[Any]:
@@ -106,4 +114,10 @@ def _as_it_is(batch: Any) -> Any:
 
 def _begin_worker(_number: int) -> None:
     torch.set_num_threads(1)
-    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # the fork server ends with its rank, whatever ends that
+    threading.Thread(target=_end_with_the_rank, daemon=True).start()
+
+
+def _end_with_the_rank() -> None:
+    """Ends this process when its rank does, whatever ended that: the fork server lives as long as its workers do."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

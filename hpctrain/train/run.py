@@ -1,5 +1,6 @@
 """One run from its configuration to its summary: builds the parts, lets the Trainer train, leaves the folder behind."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
 from hpctrain.tasks.load import build_task
 from hpctrain.train import facts
+from hpctrain.train.batches import Batches
 from hpctrain.train.build import build_evaluation, build_executor
+from hpctrain.train.checked import checked_baseline
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
 from hpctrain.train.start import raise_where_different
@@ -29,6 +32,7 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     try:
         data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
+        same_rows(executor.batches, mesh)
         if recorder and executor.statistics.mixing:
             print(f"note: {mixes_rows(executor, config.num_microbatches * mesh.data.size)}", file=sys.stderr)
         evaluation = build_evaluation(config, task, mesh)
@@ -90,6 +94,13 @@ def same_data(task, mesh: Mesh) -> str | None:
     return digests[0]
 
 
+def same_rows(batches: Batches, mesh: Mesh) -> None:
+    """Raises AgreedError where ranks read other rows than rank 0, as a few of them tell. Collective."""
+    last = batches.sampler.num_rows - 1
+    lines = [f"row {row} has sha256 {batches.row_sha256(row)}" for row in sorted({0, last // 2, last})]
+    raise_where_different(mesh.world, lines, "reads other data")
+
+
 def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
     """Writes model.safetensors, first thing after the last step; returns the fingerprint of the weights.
 
@@ -100,7 +111,9 @@ def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
     note_other_buffers(executor, mesh)
     with executor.statistics.averaged(executor.items_seen):
         if mesh.rank == 0:
-            save_weights(executor.stage.state(), folder / "model.safetensors")
+            stage = executor.stage
+            notes = {"names": "module" if stage.is_module else "layers", "aliases": json.dumps(stage.aliases())}
+            save_weights(stage.state(), folder / "model.safetensors", notes)
     return combined(lines)
 
 
@@ -130,7 +143,7 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) 
         "layout": layout,
         **trainer.figures(),
         "data_waiting_share": data_share,
-        "baseline": task.baseline() if mesh.rank == 0 and hasattr(task, "baseline") else None,
+        "baseline": baseline(task) if mesh.rank == 0 else None,
         "eval": metrics,
         "bytes_sent_per_rank": sent,
         "messages_sent_per_rank": messages,
@@ -145,6 +158,16 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) 
         "weights_sha256": hashes["weights_sha256"],
         "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
     }
+
+
+def baseline(task) -> dict[str, float] | None:
+    if not hasattr(task, "baseline"):
+        return None
+    try:
+        return checked_baseline(task.baseline())
+    except ValueError as error:
+        print(f"note: no baseline: {error}", file=sys.stderr)
+        return None
 
 
 def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched: bool) -> None:

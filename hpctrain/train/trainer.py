@@ -1,5 +1,6 @@
 """The course of a run: step after step, evaluations between them, what is noted of each, and what it comes to."""
 
+import math
 import statistics
 import time
 from collections import deque
@@ -62,7 +63,7 @@ class Trainer:
         self._check_metric()
         while state.step < self.config.steps and not state.stopped_early:
             self._step()
-            if self.config.eval_every and state.step % self.config.eval_every == 0:
+            if self._is_evaluated(state.step):
                 began = time.perf_counter()
                 metrics = self.evaluate()
                 self.note({"step": state.step, "eval": metrics, "seconds": time.perf_counter() - began})
@@ -89,6 +90,10 @@ class Trainer:
             "samples_per_second": state.rows / state.seconds if state.seconds else None,
             "step_seconds": seconds,
         }
+
+    def _is_evaluated(self, step: int) -> bool:
+        every = self.config.eval_every
+        return every is not None and step % every == 0 and self.evaluation.num_rows > 0
 
     def _step(self) -> None:
         step, batches = self.state.step, self.executor.batches
@@ -139,8 +144,10 @@ class Trainer:
         state = self.state
         metric, patience, direction = early_stop_rule(self.config.early_stop)
         value = metrics.get(metric)
-        better = value is not None and (
-            state.best is None or (value < state.best if direction == "min" else value > state.best)
+        better = (
+            value is not None
+            and math.isfinite(value)
+            and (state.best is None or (value < state.best if direction == "min" else value > state.best))
         )
         if better:
             state.best, state.best_step, state.evaluations_since_best = value, state.step, 0

@@ -1,5 +1,6 @@
 """A user's task in a file: rows that are augmented at random, and a row at which something goes wrong."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -25,6 +26,8 @@ class Rows:
             open("/no/such/row.png")  # noqa: SIM115 - fails
         if index == self.row and self.fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if index == self.row and self.fault == "terminated":  # the process that this one reads for
+            os.kill(multiprocessing.parent_process().pid, signal.SIGTERM)
         if index == self.row and self.fault == "raise":
             raise RuntimeError("row 5 is a bug of the task")
         noise = torch.rand(3) + random.random() + np.random.rand()

@@ -1,6 +1,7 @@
 """A task of the user's own by the command line: rows read ahead, evaluated, exported; and data that fail on the way."""
 
 import json
+import signal
 import sys
 
 import pytest
@@ -90,7 +91,7 @@ def test_export_writes_what_plain_torch_loads(run, tmp_path):
         (["evaluate", "nowhere"], "nowhere: no such folder; name that of a finished run, such as runs/text-"),
         (["export", "nowhere", "out"], "nowhere: no such folder; name that of a finished run, such as runs/text-"),
         (["evaluate", "RUN", "--data", "x"], "reads no data of your own; leave --data out"),
-        (["evaluate", "RUN", "--batches", "many"], "--batches: invalid int value: 'many'"),
+        (["evaluate", "RUN", "--batches", "many"], "--batches: expected a whole number >= 1, got 'many'"),
         (["export", "RUN", "no/such/folder"], "no/such/folder: no such folder"),
     ],
 )
@@ -148,6 +149,13 @@ def test_a_rank_that_is_killed_leaves_no_reading_process(tmp_path):
     assert result.returncode not in (0, 1, 2), result
 
 
-def failing(tmp_path, fault, workers):
+@pytest.mark.parametrize("fault", ("raise", "terminated"))
+def test_one_process_that_ends_by_force_leaves_no_reading_process(fault, tmp_path):
+    result = failing(tmp_path, fault, 1, ranks=0)
+    assert result.returncode == (1 if fault == "raise" else -signal.SIGTERM), result
+
+
+def failing(tmp_path, fault, workers, ranks=3):
     flags = ["--steps", "9", "--batch-size", "10", "--task-option", f"fault={fault}", "--loader-workers", workers]
-    return run_mpi(3, [sys.executable, *MODULE, *TASK, *flags, "--run-dir", tmp_path / "run"], timeout=60)
+    argv = [*MODULE, *TASK, *flags, "--run-dir", tmp_path / "run"]
+    return run_mpi(ranks, [sys.executable, *argv], timeout=60) if ranks else run_python(*argv, timeout=60)

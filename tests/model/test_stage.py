@@ -63,7 +63,7 @@ def test_weights_are_whole_or_not_there(tmp_path, monkeypatch):
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
     assert {name: t.tolist() for name, t in stage.state().items()} == {name: t.tolist() for name, t in loaded.items()}
 
-    def fail(tensors, path):
+    def fail(tensors, path, notes):
         path.write_bytes(b"half a file")
         raise OSError("disk full")
 
@@ -73,3 +73,15 @@ def test_weights_are_whole_or_not_there(tmp_path, monkeypatch):
     except OSError:
         pass
     assert set(safetensors.load_file(tmp_path / "model.safetensors")) == set(loaded)
+
+
+def test_the_notes_of_a_weights_file_and_the_aliases_of_a_stage(tmp_path):
+    from safetensors import safe_open
+
+    shared = nn.Linear(2, 2, bias=False)
+    stage = Stage([nn.Sequential(shared, nn.ReLU(), shared), shared])
+    assert list(stage.state()) == ["layers.0.0.weight"]
+    assert stage.aliases() == dict.fromkeys(["layers.0.2.weight", "layers.1.weight"], "layers.0.0.weight")
+    save_weights(stage.state(), tmp_path / "a.safetensors", {"names": "layers"})
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "names": "layers"}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hpctrain.tasks.load import absolute_name, build_task, open_dataset, short_name, task_options
+from hpctrain.tasks.load import absolute_name, build_task, explained, open_dataset, settled_options, short_name
 
 TASK = """
 from __future__ import annotations
@@ -54,8 +54,9 @@ def refusal(*args) -> str:
 def test_a_file_is_a_task_with_options_of_its_fields(file):
     task = build_task(f"{file}:Mine", {"path": "x", "width": "8", "rate": "0.5", "deep": "yes"}, "rows.csv")
     assert (task.path, task.width, task.rate, task.deep, task.data, task.names) == ("x", 8, 0.5, True, "rows.csv", [])
-    again = build_task(f"{file}:Mine", task_options(task), "rows.csv")
-    assert again == task, "options survive as texts"
+    settled = settled_options(f"{file}:Mine", {"path": "x", "width": "8", "rate": "0.5", "deep": "yes"})
+    assert settled == {"path": "x", "width": "8", "rate": "0.5", "deep": "yes", "note": "n"}
+    assert build_task(f"{file}:Mine", settled, "rows.csv") == task, "options survive as texts"
     assert build_task(f"{file}:Mine", {"path": "x", "rate": "none", "note": "None"}).note is None
     assert open_dataset(f"{file}:Mine", {"path": "x"}, None, "train") == [0, 1, 2]
 
@@ -122,6 +123,33 @@ def test_options_that_cannot_be_are_told(file):
     assert refusal("mine.py", {}).startswith(
         "--task mine.py: there is no such task; choose text, images, FILE.py:Name or"
     )
+
+
+def test_settled_options_are_those_given_not_what_a_task_made_of_them(tmp_path):
+    text = TASK.replace("    def module", "    def __post_init__(self): self.width *= 2\n    def module")
+    (tmp_path / "mine.py").write_text(text.replace("from neighbour import NUM_ROWS", "NUM_ROWS = 1"))
+    name = f"{tmp_path}/mine.py:Mine"
+    settled = settled_options(name, {"path": "x"})
+    assert settled["width"] == "4" and build_task(name, settled).width == build_task(name, {"path": "x"}).width == 8
+
+
+def test_a_field_that_no_option_can_set_needs_a_default(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        TASK.replace("path: str", "sizes: list").replace("from neighbour import NUM_ROWS", "")
+    )
+    assert refusal(f"{tmp_path}/mine.py:Mine", {}).endswith("no option can set field sizes; give it a default")
+
+
+def test_an_error_of_the_users_code_keeps_its_place(file):
+    try:
+        int("x7")
+    except ValueError as error:
+        told = explained(f"{file}:Mine", error)
+        assert told.startswith(
+            f"--task {file}:Mine: ValueError: invalid literal for int() with base 10: 'x7' (test_load.py, line"
+        )
+        assert explained("text", error) == "invalid literal for int() with base 10: 'x7'"
+    assert explained(f"{file}:Mine", ValueError("--data x: no such file")) == "--data x: no such file"
 
 
 def test_names_for_configuration_and_folders(tmp_path, monkeypatch):

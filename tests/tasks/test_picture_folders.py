@@ -180,3 +180,14 @@ def test_a_data_set_of_files_travels_to_another_process(tmp_path):
     dataset = Images(data=str(tmp_path)).dataset("train")
     other = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(other[3][0], dataset[3][0])
+
+
+def test_what_only_has_the_name_of_a_picture_is_left_out(tmp_path):
+    """A pipe would be waited on for ever."""
+    two_classes(tmp_path)
+    os.mkfifo(tmp_path / "ant" / "pipe.png")
+    (tmp_path / "ant" / "nowhere.png").symlink_to(tmp_path / "gone.png")
+    (tmp_path / "ant" / "folder.png").mkdir()
+    task = Images(data=str(tmp_path))
+    assert len(task.dataset("train")) + len(task.dataset("eval")) == 24
+    assert len(task.data_sha256()) == 64

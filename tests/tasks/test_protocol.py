@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hpctrain.tasks import load
-from hpctrain.tasks.load import build_task, task_options
+from hpctrain.tasks.load import build_task, settled_options
 from hpctrain.tasks.protocol import check_task
 
 OPTIONS = "layers=6, width=64, heads=2, context=64, dropout=0.0, tokenizer="
@@ -52,7 +52,7 @@ def test_options_are_converted_by_the_types_of_the_fields():
 
 
 def test_options_left_out_keep_their_defaults():
-    shown = ", ".join(f"{key}={value}" for key, value in task_options(build_task("text", {})).items())
+    shown = ", ".join(f"{key}={value}" for key, value in settled_options("text", {}).items())
     assert shown == OPTIONS
 
 

@@ -247,3 +247,14 @@ def test_a_long_scan_of_ids_is_kept_with_the_place_of_the_largest(tmp_path, monk
     monkeypatch.setattr(windows_module, "_scan", lambda content: pytest.fail("scanned again"))
     lines.add(refusal(Text(**SMALL, data=path).prepare))
     assert len(lines) == 1 and f"id 49 at position {some_ids().tolist().index(49)} " in lines.pop()
+
+
+def test_ids_written_during_the_run_that_no_model_knows_are_one_line(tmp_path):
+    path = token_file(tmp_path / "a.npy", some_ids(), vocab_size=50)
+    task = Text(**SMALL, data=path)
+    task.prepare()
+    rows = task.dataset("train")
+    rows[0]
+    np.save(path, np.full(700, 60, np.uint16))
+    expected = "--data: id 60 is not below vocab_size 50; somebody changed the file meanwhile"
+    assert refusal(rows.__getitem__, 1) == expected

@@ -171,7 +171,24 @@ def test_early_stop_waits_for_so_many_evaluations_without_a_better_one(comm, rul
     assert trainer.figures()["stopped_early"] == (steps < 6)
     assert trainer.figures()["steps"] == steps
     if rule == "loss:3":
+        assert trainer.state.best == 4.0
         assert lines[-1]["stopped_early"] == "loss no better in 3 evaluations, best 4.0000 at step 2"
+
+
+def test_nan_is_never_the_best(monkeypatch):
+    values = iter([float("nan"), 5.0, 4.0, float("nan"), 3.0, 2.0])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: {"loss": next(values)})
+    _, trainer = lines_of(Masked(), steps=6, eval_every=1, early_stop="loss:2")
+    assert trainer.state.step == 6 and trainer.state.best == 2.0
+
+
+def test_a_task_without_held_out_rows_is_not_evaluated():
+    class Without(Masked):
+        def dataset(self, split):
+            return super().dataset(split) if split == "train" else None
+
+    lines, _ = lines_of(Without(), steps=4, eval_every=2)
+    assert len(lines) == 4
 
 
 @pytest.mark.mpi
