@@ -135,7 +135,7 @@ class DataParallel(nn.Module):
 
     def _begin_if_ours(self, leaf) -> None:
         """The gradient of an output is known, in a backward or in torch.autograd.grad."""
-        if will_add(leaf) or any(map(will_add, self._nodes)):
+        if leaf is None or will_add(leaf) or any(map(will_add, self._nodes)):
             self._begin()
 
     def _begin(self) -> None:

@@ -24,11 +24,11 @@ def will_add(node) -> bool:
 
 
 def leaf_below(tensor: torch.Tensor, wanted: Set):
-    """The node of a leaf that `tensor` depends on: one of those wanted where there is one.
+    """The node of a leaf that `tensor` depends on: one of those wanted where there is one; None without any.
 
     A plain backward through the tensor reaches it; one that computes only some gradients may leave it out.
     """
-    seen, found = {tensor.grad_fn}, tensor.grad_fn
+    seen, found = {tensor.grad_fn}, None
     waiting = deque(seen)
     while waiting:
         node = waiting.popleft()

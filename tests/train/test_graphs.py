@@ -173,6 +173,25 @@ def test_ranks_that_leave_through_different_models_are_told_so(comm):
     mesh.close()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_goes_on_alone_after_a_failed_backward_is_told_so(comm):
+    mesh = Mesh(comm.Dup())  # not given back: messages are left on it
+    model = DataParallel(net(), mesh, bucket_bytes=1)
+
+    def fail(gradient):
+        raise ArithmeticError("planted")
+
+    if mesh.rank == 1:
+        planted = model.module.first.bias.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            loss_of(model, share(0, mesh)).backward()
+        planted.remove()
+    with pytest.raises(CollectiveMismatch, match="gradients 0"):
+        loss_of(model, share(1, mesh)).backward()
+    mesh.close()
+    mesh.close()
+
+
 @pytest.mark.mpi
 def test_gradients_that_are_only_computed_are_this_ranks_own_and_ask_nobody(mesh):
     model, plain = DataParallel(net(), mesh), net()
