@@ -10,7 +10,7 @@ from hpctrain import __version__, config
 COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
     "train": ("train a model (the default command)", "hpctrain.train.command"),
     "evaluate": (
-        "metrics of a run's weights: evaluate RUN [--data PATH] [--split eval|train|all]",
+        "metrics of a run's weights: evaluate RUN [--data PATH] [--split eval|train|all] [--batches N]",
         "hpctrain.tools.evaluate",
     ),
     "export": ("a run's weights by the module's own names: export RUN OUT.safetensors", "hpctrain.tools.export"),

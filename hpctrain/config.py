@@ -30,7 +30,6 @@ KIND_WORDS = {
     dict: "KEY = VALUE pairs",
     bool: "true or false",
 }
-MORE_IS_BETTER = ("accuracy", "precision", "recall", "auc", "f1", "hit", "score")
 
 
 class UsageError(ValueError):
@@ -82,7 +81,7 @@ class Config:
     )
     early_stop: str | None = flag(
         None,
-        "METRIC:N, such as loss:3: end when METRIC got no better in N evaluations (METRIC:N:max where more is better)",
+        "METRIC:N, as loss:3: end when METRIC got no lower in N evaluations; no higher for METRIC:N:max, accuracy:N",
         metavar="METRIC:N",
     )
     loader_workers: int = flag(0, "processes of each rank that read rows ahead", minimum=0, metavar="N")
@@ -114,12 +113,12 @@ class Config:
 def early_stop_rule(text: str) -> tuple[str, int, str]:
     """Metric, evaluations to wait, and `min` or `max`, of METRIC:N or METRIC:N:max.
 
-    Without the third part a metric whose name holds one of MORE_IS_BETTER is to grow, any other to shrink.
+    Without the third part a metric with `accuracy` in its name is to grow, any other to shrink.
     """
     metric, _, rest = text.partition(":")
     patience, _, better = rest.partition(":")
     if not better:
-        better = "max" if any(word in metric for word in MORE_IS_BETTER) else "min"
+        better = "max" if "accuracy" in metric else "min"
     if not metric or not patience.isdecimal() or int(patience) < 1 or better not in ("min", "max"):
         raise UsageError(f"--early-stop {text}: expected METRIC:N or METRIC:N:max, such as loss:3")
     return metric, int(patience), better
@@ -177,7 +176,8 @@ def parser() -> argparse.ArgumentParser:
     for each in dataclasses.fields(Config):
         names = [flag_name(each)] + ([each.metadata["alias"]] if "alias" in each.metadata else [])
         if each.type is bool:
-            top.add_argument(*names, dest=each.name, action="store_true", help=each.metadata["help"])
+            switch = argparse.BooleanOptionalAction
+            top.add_argument(*names, dest=each.name, action=switch, help=each.metadata["help"])
             continue
         metavar = each.metadata.get("metavar") or "|".join(each.metadata["choices"])
         text = each.metadata["help"] + ("" if each.default in (None, dataclasses.MISSING) else f" ({each.default})")
@@ -235,7 +235,9 @@ def to_toml(config: Config) -> str:
 
 def _convert(each: dataclasses.Field, text: Any) -> Any:
     if each.type is bool:
-        return text  # argparse's own True
+        return text  # argparse's own True or False
+    if text == "none" and type(None) in get_args(each.type):
+        return None  # takes back what the file says
     kind = next(k for k in (get_args(each.type) or (each.type,)) if k is not type(None))
     try:
         return kind(text)

@@ -202,7 +202,7 @@ CASES = [
         "D08",
         "NaN on one rank only",
         (
-            f"{LEARNING}::test_a_skipped_step_leaves_no_nan_in_running_statistics",
+            f"{LEARNING}::test_a_skipped_step_leaves_no_nan_in_any_buffer",
             f"{EXECUTOR}::test_nan_on_one_rank_stops_all_with_step_rank_and_name",
             f"{EXECUTOR}::test_skipping_leaves_weights_and_optimizer_as_they_were_on_every_rank",
         ),
@@ -252,13 +252,12 @@ CASES = [
         (
             f"{DATA}::test_every_row_comes_once_an_epoch_in_an_order_of_its_own",
             "tests/train/test_sampler.py::test_every_epoch_has_an_order_of_its_own_and_leaves_out_other_rows",
-            f"{OWN_TASK}::test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits",
         ),
     ),
     Case(
         "F07",
         "a fork after MPI has started",
-        (f"{OWN_TASK}::test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits",),
+        ("tests/test_main.py::test_the_server_that_readers_are_forked_from_starts_before_mpi",),
     ),
     # ops
     Case(

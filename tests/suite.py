@@ -44,7 +44,8 @@ UNDER_MPI = ("--with-mpi", "-m", "mpi", "-p", "no:hypothesispytest", "-p", "no:t
 PARTS = (
     Part("pure", 0, 600, ("tests",), PURE),
     *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 4, 5, 8)),
-    *(Part("train", ranks, 600, ("tests/train", "tests/model")) for ranks in (4, 8)),
+    Part("train", 4, 600, ("tests/train", "tests/model")),
+    Part("train", 8, 600, tuple(f"tests/train/test_{name}.py" for name in ("equivalence", "executor", "run", "data"))),
     Part("failing", 0, 600, ("tests/failing",)),
     Part("cli", 0, 600, ("tests/cli",)),
 )

@@ -106,9 +106,9 @@ def test_epochs_and_steps_of_the_command_line_win_over_either_of_the_file(tmp_pa
     [
         ("loss:3", ("loss", 3, "min")),
         ("accuracy:1", ("accuracy", 1, "max")),
-        ("hit_rate_at_10:2", ("hit_rate_at_10", 2, "max")),
+        ("brier_score:2", ("brier_score", 2, "min")),
         ("bits_per_byte:2:max", ("bits_per_byte", 2, "max")),
-        ("f1:2:min", ("f1", 2, "min")),
+        ("top5_accuracy:2:min", ("top5_accuracy", 2, "min")),
     ],
 )
 def test_early_stop_knows_which_way_is_better(text, rule):
@@ -120,3 +120,11 @@ def test_a_switch_is_false_unless_given(tmp_path):
     assert not parse([])[0].tensorboard
     assert parse(["--tensorboard"])[0].tensorboard
     assert parse(["--config", str(tmp_path / "run.toml")])[0].tensorboard
+    assert not parse(["--config", str(tmp_path / "run.toml"), "--no-tensorboard"])[0].tensorboard
+
+
+def test_a_flag_takes_back_what_the_file_says(tmp_path):
+    (tmp_path / "run.toml").write_text("clip_norm = 1.0\neval_every = 3\n")
+    config, _ = parse(["--config", str(tmp_path / "run.toml"), "--clip-norm", "none"])
+    assert (config.clip_norm, config.eval_every) == (None, 3)
+    assert complaint("--steps", "none") == "--steps: expected a whole number >= 1, got 'none'"

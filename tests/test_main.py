@@ -35,6 +35,7 @@ def test_help_into_a_closed_pipe_is_no_error(monkeypatch):
 
 def test_the_package_loads_nothing_until_it_is_asked_and_then_all_that_it_names():
     code = """
+import subprocess
 import sys
 import hpctrain
 assert not {"numpy", "torch", "mpi4py"} & sys.modules.keys(), "too much"
@@ -51,3 +52,23 @@ assert hpctrain.DataParallel is DataParallel and hpctrain.Sampler is Sampler
 def test_a_name_that_is_not_there_is_answered_with_those_that_are():
     with pytest.raises(AttributeError, match="no attribute 'DataParalel'; there are AllReduce, DataParallel, "):
         _ = hpctrain.DataParalel
+
+
+def test_the_server_that_readers_are_forked_from_starts_before_mpi():
+    """A process that is forked after MPI has started may hang in it."""
+    program = """
+import sys
+from multiprocessing import forkserver
+from hpctrain import __main__, cli, config
+order = []
+__main__.start_mpi = lambda: order.append("mpi")
+forkserver.ensure_running = lambda: order.append("server")
+cli.main = lambda argv, comm: 0
+__main__.environment.wants_mpi = lambda environ: True
+for argv in (["--loader-workers", "1"], ["--steps", "3"], ["doctor"], ["--loader-workers", "x"]):
+    order.append(argv[0])
+    __main__.run(argv)
+print(*order)
+"""
+    ended = run_python("-c", program, timeout=60)
+    assert ended.stdout == "--loader-workers server mpi --steps mpi doctor mpi --loader-workers mpi\n"

@@ -1,13 +1,11 @@
 """The ring all-reduce as users call it: an array in, its sum or mean over the ranks out, in the same memory.
 
-A mean is the sum, divided once on each rank: the division comes after the exchange and is the same operation on the
-same bits everywhere, so ranks stay equal. The mean of floats of 16 bits is summed and divided in
-float32 and rounded once: their sum may be infinite where their mean is not.
+A mean is the sum, divided once, by the rank that has made it, before the others get it: so all hold the same bits. Of
+floats of 16 bits both happen in float32 and one rounding follows: a sum may be infinite where the mean is not.
 """
 
 import numpy as np
 
-from hpctrain.comm.buffer import as_buffer
 from hpctrain.comm.mesh import Mesh
 
 REDUCTIONS = ("sum", "mean")
@@ -38,52 +36,11 @@ class AllReduce:
 
     def start(self, array, name: str = ""):
         """Begins; returns an operation to poll until True, or to wait for. The array is the call's until then."""
+        operation = self._ring.all_reduce(array, name)
         if self.reduction == "mean":
-            return Mean(self._ring, array, name).start()
-        return self._ring.all_reduce(array, name).start()
-
-
-class Mean:
-    """A sum on its way that ends with a division. Start, poll until True or wait, as any operation; also again."""
-
-    def __init__(self, ring, array, name: str):
-        as_buffer(array)  # which says what cannot be used
-        self._array = array.detach() if hasattr(array, "detach") else array
-        _check_divisible(self._array, name)
-        self._wide = _widened(self._array)
-        self._sum = ring.all_reduce(self._wide, name)
-        self.name, self._size = self._sum.name, ring.size
-        self._divided = False
-
-    @property
-    def done(self) -> bool:
-        return self._divided
-
-    def start(self) -> "Mean":
-        self._divided = False
-        if self._wide is not self._array:
-            self._wide[...] = self._array
-        self._sum.start()
-        return self
-
-    def poll(self) -> bool:
-        """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
-        if not self._divided and self._sum.poll():
-            self._divide()
-        return self._divided
-
-    def wait(self) -> None:
-        """Returns when the mean is there."""
-        if not self._divided:
-            self._sum.wait()
-            self._divide()
-
-    def _divide(self) -> None:
-        self._divided = True
-        with np.errstate(all="ignore"):
-            self._wide /= self._size
-            if self._wide is not self._array:
-                self._array[...] = self._wide
+            _check_divisible(array, name)
+            operation.divisor = self._ring.size
+        return operation.start()
 
 
 def check_reduction(reduction: str) -> None:
@@ -100,10 +57,3 @@ def _check_divisible(array, name: str) -> None:
     if not divisible:
         what = f"'{name}' ({array.dtype})" if name else f"an array of {array.dtype}"
         raise ValueError(f"the mean of {what} is not an integer; use reduction='sum', or convert it to float64")
-
-
-def _widened(array):
-    """An array of its shape in float32 for floats of 16 bits, itself otherwise."""
-    if array.dtype.itemsize != 2:
-        return array
-    return np.empty(array.shape, np.float32) if isinstance(array, np.ndarray) else array.float()

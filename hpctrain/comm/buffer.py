@@ -54,8 +54,11 @@ class Buffer:
         with np.errstate(all="ignore"):
             np.add(received, own, out=own)
 
-    def finish(self, start: int, stop: int, partials: "Buffer") -> None:
-        """Takes over the finished sums [start, stop); nothing to do where they are made in place."""
+    def finish(self, start: int, stop: int, partials: "Buffer", divisor: float = 1) -> None:
+        """Takes over the finished sums [start, stop), divided; nothing to take where they are made in place."""
+        if divisor != 1:
+            with np.errstate(all="ignore"):
+                self.values[start:stop] /= divisor
 
 
 class HalfBuffer(Buffer):
@@ -74,9 +77,9 @@ class HalfBuffer(Buffer):
         with np.errstate(all="ignore"):
             wide[:] = self.values
 
-    def finish(self, start: int, stop: int, partials: Buffer) -> None:
+    def finish(self, start: int, stop: int, partials: Buffer, divisor: float = 1) -> None:
         with np.errstate(all="ignore"):
-            self.values[start:stop] = partials.values[start:stop]
+            self.values[start:stop] = partials.values[start:stop] / np.float32(divisor)
 
 
 class BFloat16Buffer(HalfBuffer):
@@ -95,8 +98,8 @@ class BFloat16Buffer(HalfBuffer):
     def _widen_into(self, wide: np.ndarray) -> None:
         self._torch.from_numpy(wide).copy_(self._tensor)
 
-    def finish(self, start: int, stop: int, partials: Buffer) -> None:
-        self._tensor[start:stop].copy_(self._torch.from_numpy(partials.values[start:stop]))
+    def finish(self, start: int, stop: int, partials: Buffer, divisor: float = 1) -> None:
+        self._tensor[start:stop].copy_(self._torch.from_numpy(partials.values[start:stop]) / divisor)
 
 
 def as_buffer(array) -> Buffer:

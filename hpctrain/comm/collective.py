@@ -44,6 +44,7 @@ class Collective:
         self._itemsize = self._native.partial.itemsize if reduce else self._native.itemsize
         self._lay_out(reduce, gather)
         self._started, self.done = False, True
+        self.divisor: float = 1  # each sum is divided by it, once, by its owner, before all ranks get it
         self.seconds = 0.0  # from start to end, the last time
 
     def _lay_out(self, reduce: bool, gather: bool) -> None:
@@ -171,7 +172,7 @@ class Collective:
             received = self._scratch[index % WINDOW].values[: span.stop - span.start]
             self._partials.add(span.start, received)
             if index >= self._num_reducing - self._pieces:
-                self._native.finish(*span, self._partials)
+                self._native.finish(*span, self._partials, self.divisor)
         if self._num_sends_done + len(self._sending) < len(self._sends):
             self._send_next()
 

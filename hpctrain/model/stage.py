@@ -5,7 +5,8 @@ Before each layer's forward the generator is set from (seed, step, micro-batch o
 draws the same mask wherever that micro-batch is computed, and again when it is recomputed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,9 +58,18 @@ class Stage:
                 every[f"{prefix}.{name}" if prefix else name] = names.get(id(tensor))
         return {name: first for name, first in every.items() if first is not None and first != name}
 
-    def train(self, mode: bool = True) -> None:
-        for layer in self.layers:
-            layer.train(mode)
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Everything in evaluation mode and without a graph inside; each module in its own mode again afterwards."""
+        modes = [(module, module.training) for layer in self.layers for module in layer.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
     def named_layers(self) -> dict[str, nn.Module]:
         """Layers by the name that begins the names of their parameters; a module's own is empty."""

@@ -21,6 +21,11 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
         return type(value)(*(map_tensors(function, each) for each in value))
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(function, each) for each in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        new = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(new, field.name, map_tensors(function, getattr(value, field.name)))  # also a frozen one
+        return new
     return value
 
 

@@ -31,7 +31,12 @@ def save_weights(tensors: Mapping[str, torch.Tensor], path: Path, notes: Mapping
     from safetensors.torch import save_file
 
     temporary = path.with_name(path.name + ".part")
-    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    whole, storages = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        whole[name] = tensor.clone() if storage in storages else tensor  # safetensors refuses shared memory
+        storages.add(storage)
     save_file(whole, temporary, {"format": "pt", **(notes or {})})
     os.umask(umask := os.umask(0))
     temporary.chmod(0o666 & ~umask)  # safetensors writes for the owner alone

@@ -12,7 +12,8 @@ def learning_rate(
 ) -> float:
     """Of step `step` (from 0) of `num_steps`. It rises in equal parts to `peak`, which the last warm-up step has.
 
-    `linear` and `cosine` fall from `peak` in the first step after the warm-up to `lowest` in the last step.
+    `linear` and `cosine` fall from `peak` in the first step after the warm-up to `lowest` in the last step; a single
+    step after the warm-up has `peak`.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -50,10 +50,17 @@ def open_dataset(name: str, options: dict[str, str], data: str | None, split: st
 
 
 def settled_options(name: str, options: dict[str, str]) -> dict[str, str]:
-    """All options of a task as texts that `build_task` takes: those given, else the defaults of the fields."""
+    """The options of a task as texts that `build_task` takes: those given, and defaults that a text can stand for."""
     task_class = _task_class(name)
-    fields = _option_fields(task_class, _hints(name, task_class))
-    return {option: options.get(option, _shown(each.default)) for option, each in fields.items()}
+    kinds = _hints(name, task_class)
+    settled = {}
+    for option, each in _option_fields(task_class, kinds).items():
+        kind, optional = _kind(kinds[each.name])
+        if option in options:
+            settled[option] = options[option]
+        elif isinstance(each.default, kind) or (each.default is None and optional):
+            settled[option] = _shown(each.default)
+    return settled
 
 
 def explained(name: str, error: Exception) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Task(Protocol):
     """What every task has; the first line of each member here is what an error says is missing.
 
+    Numbers of items are whole, or fractions where items weigh differently. `dataset("eval")` may give None.
+
     A batch is what torch's default_collate makes of rows: inputs and targets may be tensors, or dicts, lists and tuples
     of tensors. A dict goes to the first layer, or to the module, as keyword arguments.
 
@@ -36,7 +38,7 @@ class Task(Protocol):
     def layers(self) -> list[Callable[[], nn.Module]]:
         """a list of zero-argument factories of torch.nn.Module, applied in order (or module(): one torch.nn.Module)"""
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         """the SUM of the losses of all items (a scalar tensor), and the number of items"""
 
     def dataset(self, split: str) -> Any:

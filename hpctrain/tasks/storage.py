@@ -199,11 +199,3 @@ def stamp(path: str | Path) -> Stamp:
 
 def _note(digest, name: str, facts: os.stat_result) -> None:
     digest.update(f"{name!r} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
-
-
-def changed_since(before: Stamp) -> str | None:
-    """What happened to the files since, "deleted" or "changed"; None where they are the same."""
-    now = stamp(before.path)
-    if now == before:
-        return None
-    return "deleted" if now.digest is None else "changed"

@@ -64,19 +64,24 @@ def _evaluate(config: Config, folder: Path, split: str, mesh: Mesh) -> str | Non
 
     torch.set_num_threads(config.threads)
     task = build_task(config.task, config.task_option, config.data)
+    fault = None
     try:
         stage = build_model(config, task)
         load_weights(stage.state(), folder)
     except (UsageError, AgreedError) as error:
-        return str(error)
+        fault = str(error)
+    if told := next(filter(None, mesh.world.all_gather_json(fault)), None):
+        return told
     parts = [part for part in map(task.dataset, SPLITS[split]) if part is not None and len(part)]
     if not parts:
         return f"--split {split}: the task has no such rows"
     rows = ConcatDataset(parts)
-    metrics = build_evaluation(config, task, mesh, rows).run(stage)
+    evaluation = build_evaluation(config, task, mesh, rows)
+    metrics = evaluation.run(stage)
     if mesh.rank == 0:
         data = config.data or "the task's own data"
-        print(f"{len(rows)} rows ({split}) of {data}, weights of {folder}")
+        counted = f"{len(rows)}" if evaluation.num_rows == len(rows) else f"{evaluation.num_rows} of {len(rows)}"
+        print(f"{counted} rows ({split}) of {data}, weights of {folder}")
         for name, value in metrics.items():
             print(f"{name} {value:.6g}", flush=True)
     return None

@@ -7,6 +7,7 @@ replicas x micro-batches pieces. So every layout trains on the same rows in the 
 import hashlib
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,18 +33,20 @@ class GlobalSampler:
     def __init__(self, num_rows: int, batch_size: int, seed: int):
         self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
         self.steps_per_epoch = -(-num_rows // batch_size)
-        self._epoch, self._order = None, None
+        self._order = lru_cache(maxsize=2)(self._order_of)  # one that computes, and one that reads ahead
 
     def rows(self, step: int) -> np.ndarray:
         """Row numbers of global batch `step` (from 0)."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            generator = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))
-            self._epoch, self._order = epoch, generator.permutation(self.num_rows)
-        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self._order(epoch)[position * self.batch_size : (position + 1) * self.batch_size]
 
     def epoch(self, step: int) -> int:
+        """The epoch, from 0, that `step` belongs to."""
         return step // self.steps_per_epoch
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        generator = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))
+        return generator.permutation(self.num_rows)
 
 
 class Batches:

@@ -76,4 +76,4 @@ def build_evaluation(config: Config, task, mesh: Mesh, dataset=None) -> Evaluati
 def _reader(config: Config, task, split: str, precision: Precision) -> Reader:
     """Reads from `task`; processes that read ahead build a task of their own."""
     recipe = partial(open_dataset, config.task, config.task_option, config.data, split)
-    return Reader(recipe if config.loader_workers else partial(task.dataset, split), precision.dtype, config.seed)
+    return Reader(recipe, precision.dtype, config.seed, task.dataset(split))

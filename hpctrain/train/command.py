@@ -78,18 +78,18 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
 
 def lengths(task) -> tuple[int, int]:
     """Numbers of rows to train on and held out. ValueError where there is nothing to train on."""
-    counted = {}
+    found = {}
     for split in ("train", "eval"):
         data = task.dataset(split)
         if data is None and split == "eval":
-            counted[split] = 0
+            found[split] = 0
         elif not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
             raise ValueError(f'--task: dataset("{split}") gives a {type(data).__name__}; it needs a length and rows')
         else:
-            counted[split] = len(data)
-    if not counted["train"]:
+            found[split] = len(data)
+    if not found["train"]:
         raise ValueError('--task: dataset("train") has no rows')
-    return counted["train"], counted["eval"]
+    return found["train"], found["eval"]
 
 
 def prepared_task(config: Config):

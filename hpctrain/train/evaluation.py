@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
-
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.stage import Stage
 from hpctrain.plan.grid import split_evenly
@@ -46,12 +44,10 @@ class Evaluation:
         starts = range(0, len(rows), self._batch_size)
         requests = [Request(tuple(rows[start : start + self._batch_size])) for start in starts]
         sums: dict[str, list[float]] = {}
-        stage.train(False)
-        with torch.no_grad():
+        with stage.evaluating():
             for inputs, targets in read(self._reader, requests, self._num_workers):
                 add(sums, checked_metric(self._metric(stage.forward(inputs, 0, 0), targets)))
                 self._mesh.progress.poll()
-        stage.train(True)
         return sums
 
     def _total(self, sums: dict[str, list[float]]) -> dict[str, list[float]]:

@@ -67,6 +67,7 @@ class Executor:
         }
 
     def set_learning_rate(self, rate: float) -> None:
+        """Of the steps from here on."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
@@ -77,6 +78,7 @@ class Executor:
             self.statistics.remember()
         self.gradients.zero()
         self._agreement.clear()
+        self._items = 0  # of this replica in this step
         self._in_flight: dict[int, torch.Tensor] = {}
         last_backward = max(place for place, action in enumerate(actions) if action.op is Op.B)
         for place, action in enumerate(actions):
@@ -92,7 +94,7 @@ class Executor:
         outputs = self.stage.forward(batch.inputs, self.step_number, batch.number)
         loss, items = checked_loss(self.loss(outputs, batch.targets))
         self._agreement.add_loss(float(loss.detach()), items)
-        self.items_seen += items
+        self._items += items
         self._in_flight[index] = loss
         self.peak_in_flight = max(self.peak_in_flight, len(self._in_flight))
         self.mesh.progress.poll()
@@ -126,6 +128,7 @@ class Executor:
                 raise NotFinite(self.result.skipped)
             self.statistics.restore()
             return
+        self.items_seen += self._items
         self.result = StepResult(agreed.loss / agreed.items if agreed.items else None, agreed.items)
         if agreed.items:
             touched = agreed.touched()

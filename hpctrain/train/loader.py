@@ -1,7 +1,7 @@
 """Rows as micro-batches, read here or ahead of time by processes of their own.
 
 A process that is forked after MPI has started may crash or hang in it. So with --loader-workers a fork server starts
-before MPI does (`start_fork_server`), and torch's DataLoader forks its workers from there. A worker builds the data set
+before MPI does (`cli.before_mpi`), and torch's DataLoader forks its workers from there. A worker builds the data set
 anew from a recipe, so a user's data set need not be picklable.
 
 Before each row is read the generators of torch, Python and NumPy are set from (seed, epoch, row): random augmentation
@@ -43,11 +43,12 @@ class Reader:
     """Answers requests with (inputs, targets), stacked; floating-point tensors in `dtype`.
 
     `open_dataset()` gives the map-style data set; a worker calls it in its own process, where it must be picklable.
+    `dataset` is that of this process, where there is one already.
     """
 
-    def __init__(self, open_dataset: Callable[[], Any], dtype: torch.dtype, seed: int = 0):
+    def __init__(self, open_dataset: Callable[[], Any], dtype: torch.dtype, seed: int = 0, dataset: Any = None):
         self.open_dataset, self.dtype, self.seed = open_dataset, dtype, seed
-        self._dataset = None
+        self._dataset = dataset
 
     def __getitem__(self, request: Request) -> tuple[Any, Any] | Failed:
         try:
@@ -57,7 +58,7 @@ class Reader:
         except DataError as error:
             return Failed(str(error))
         except OSError as error:
-            return Failed(f"--data {error.filename}: {error.strerror}" if error.filename else f"--data: {error}")
+            return Failed(f"a row cannot be read: {error.filename}: {error.strerror}" if error.filename else str(error))
         except RankFailed as error:
             return Failed(str(error))
         inputs, targets = default_collate(rows)

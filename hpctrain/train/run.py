@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     torch.set_num_threads(config.threads)
     task = build_task(config.task, config.task_option, config.data)
     recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard) if mesh.rank == 0 else None
-    stamp = data_stamp(task)
+    stamp = data_stamp(task) if recorder else None
     try:
         data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
@@ -62,6 +63,7 @@ def launched(mesh: Mesh) -> bool:
 
 
 def data_stamp(task):
+    """What changes when somebody changes the data, None where the task does not tell."""
     return task.data_stamp() if hasattr(task, "data_stamp") else None
 
 
@@ -83,14 +85,16 @@ def same_data(task, mesh: Mesh) -> str | None:
     Raises AgreedError where some read other data. Collective.
     """
     lengths = [0 if data is None else len(data) for data in map(task.dataset, ("train", "eval"))]
-    raise_where_different(mesh.world, [f"{lengths[0]} training and {lengths[1]} held-out rows"], "reads other data")
+    raise_where_different(
+        mesh.world, [f"{lengths[0]} training and {lengths[1]} held-out rows"], "reads different data", "rank"
+    )
     if not lengths[0]:
         raise AgreedError('--task: dataset("train") has no rows')
     if not hasattr(task, "data_sha256"):
         return None
     first = facts.first_of_node(mesh.world)
     digests = mesh.world.all_gather_json(task.data_sha256() if first == mesh.rank else None)
-    raise_where_different(mesh.world, [f"sha256 {digests[first]}"], "reads other data")
+    raise_where_different(mesh.world, [f"sha256 {digests[first]}"], "reads different data", "rank")
     return digests[0]
 
 
@@ -98,7 +102,7 @@ def same_rows(batches: Batches, mesh: Mesh) -> None:
     """Raises AgreedError where ranks read other rows than rank 0, as a few of them tell. Collective."""
     last = batches.sampler.num_rows - 1
     lines = [f"row {row} has sha256 {batches.row_sha256(row)}" for row in sorted({0, last // 2, last})]
-    raise_where_different(mesh.world, lines, "reads other data")
+    raise_where_different(mesh.world, lines, "reads different data", "rank")
 
 
 def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
@@ -107,7 +111,7 @@ def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
     Raises AgreedError where replicas drifted apart. Collective.
     """
     lines = fingerprints(executor.stage.named_parameters())
-    raise_where_different(mesh.data, lines, "holds other weights at the end")
+    raise_where_different(mesh.data, lines, "holds different weights at the end")
     note_other_buffers(executor, mesh)
     with executor.statistics.averaged(executor.items_seen):
         if mesh.rank == 0:
@@ -143,7 +147,9 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) 
         "layout": layout,
         **trainer.figures(),
         "data_waiting_share": data_share,
-        "baseline": baseline(task) if mesh.rank == 0 else None,
+        "baseline": or_note("baseline", lambda: checked_baseline(task.baseline()))
+        if mesh.rank == 0 and hasattr(task, "baseline")
+        else None,
         "eval": metrics,
         "bytes_sent_per_rank": sent,
         "messages_sent_per_rank": messages,
@@ -160,13 +166,12 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) 
     }
 
 
-def baseline(task) -> dict[str, float] | None:
-    if not hasattr(task, "baseline"):
-        return None
+def or_note(member: str, call: Callable):
+    """What an ornament of the task gives; a note and None where it fails, for the run itself is whole."""
     try:
-        return checked_baseline(task.baseline())
-    except ValueError as error:
-        print(f"note: no baseline: {error}", file=sys.stderr)
+        return call()
+    except Exception as error:
+        print(f"note: no {member}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
 
 
@@ -174,9 +179,8 @@ def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched
     """The file that says `done`, then what the user sees. Rank 0 only."""
     write_json(folder / "summary.json", summary)
     if hasattr(task, "sample"):
-        executor.stage.train(False)
-        with torch.no_grad():
-            text = task.sample(lambda inputs: executor.stage.forward(inputs, 0, 0))
+        with executor.stage.evaluating():
+            text = or_note("sample", lambda: task.sample(lambda inputs: executor.stage.forward(inputs, 0, 0)))
         if text is not None:
             print(f"\nA sample of the trained model:\n{text}\n")
     print_closing(summary, folder, launched=launched)

@@ -25,7 +25,7 @@ def share_first(tensors: Mapping[str, torch.Tensor], replicas: Group, also: Iter
     """
     described = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()]
     described += also
-    raise_where_different(replicas, described, "built another model")
+    raise_where_different(replicas, described, "built a different model")
     with torch.no_grad():
         for name, tensor in tensors.items():
             _share(name, tensor, replicas)
@@ -40,11 +40,14 @@ def _share(name: str, tensor: torch.Tensor, replicas: Group) -> None:
         tensor.copy_(same)
 
 
-def raise_where_different(replicas: Group, lines: list[str], fault: str) -> None:
-    """AgreedError on all ranks, with the first line in which a replica differs from the first. Collective."""
-    everybody = replicas.all_gather_json(lines)
+def raise_where_different(group: Group, lines: list[str], fault: str, member: str = "replica") -> None:
+    """AgreedError on all ranks of `group`, with the first line in which one differs from the first. Collective.
+
+    `member` is what the message calls them.
+    """
+    everybody = group.all_gather_json(lines)
     for rank, theirs in enumerate(everybody):
         if theirs != everybody[0]:
             pairs = zip(everybody[0] + ["nothing more"], theirs + ["nothing more"])
-            first = next(f"{a!r} on replica 0, {b!r} on replica {rank}" for a, b in pairs if a != b)
-            raise AgreedError(f"replica {rank} {fault}: {first}")
+            first = next(f"{a!r} on {member} 0, {b!r} on {member} {rank}" for a, b in pairs if a != b)
+            raise AgreedError(f"{member} {rank} {fault}: {first}")

@@ -34,18 +34,23 @@ class RunningStatistics:
         kept = [(name, module) for name, module in found.values() if module.running_mean is not None]
         self.names = [name for name, _ in kept]
         self._layers = [module for _, module in kept]
-        self._buffers = [buffer for layer in layers.values() for buffer in layer.buffers()]
-        self._remembered: list[torch.Tensor] = []
+        self._modules = list(dict.fromkeys(module for layer in layers.values() for module in layer.modules()))
+        self._remembered: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
 
     def remember(self) -> None:
         """Keeps a copy of all of this rank's buffers."""
-        self._remembered = [buffer.clone() for buffer in self._buffers]
+        self._remembered = [
+            (module, name, buffer, buffer.clone())
+            for module in self._modules
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        ]
 
     def restore(self) -> None:
-        """Brings back what `remember` kept."""
-        assert len(self._remembered) == len(self._buffers), "restore() before remember()"
-        for buffer, copy in zip(self._buffers, self._remembered):
-            buffer.copy_(copy)
+        """Brings back what `remember` kept, also where a layer has put another tensor in its place."""
+        for module, name, buffer, copy in self._remembered:
+            if not torch.equal(buffer, copy):
+                buffer.copy_(copy)
+            setattr(module, name, buffer)
 
     def average(self, weight: float) -> None:
         """Replaces means and variances by their mean over the ranks, the same bits on all. Collective.

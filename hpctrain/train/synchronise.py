@@ -46,7 +46,7 @@ class GlobalGradients:
 
     def begin(self, num_active: int) -> None:
         """The backward that begins is synchronised, `num_active` ranks have a share in it."""
-        self._num_active = num_active
+        self._have_share(num_active)
         self._flat.arm()
 
     def before(self, name: str) -> None:
@@ -77,17 +77,19 @@ class GlobalGradients:
         self._flat.disarm()
         self._global = {name for name, uses in zip(self.parameters, self._used) if uses}
         self._flat.attach(self._global)
-        if self._mean and self._num_active > 1:
-            for bucket in self._flat.buckets:
-                bucket.flat.div_(self._num_active)
 
     def shadow(self, num_active: int) -> None:
         """Takes part in a backward of others, with nothing of this rank's own. Collective."""
         self._global.clear()
         self._flat.attach(())
-        self._num_active = num_active
+        self._have_share(num_active)
         self.start()
         self.finish()
+
+    def _have_share(self, num_active: int) -> None:
+        self._num_active = num_active
+        for collective in self._sums.collectives if self._mean else ():
+            collective.divisor = num_active
 
     def forget(self) -> None:
         """The backward that began did not end: an exception came between. What moves already is waited for."""

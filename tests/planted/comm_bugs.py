@@ -37,7 +37,7 @@ def _also_change_the_next_element(self, start, received):
     longer[-1] = 0
 
 
-def _one_rank_rounds_otherwise(self, start, stop, partials):
+def _one_rank_rounds_otherwise(self, start, stop, partials, divisor):
     self.values[start:stop] = np.nextafter(partials.values[start:stop].astype(np.float16), np.float16(0))
 
 

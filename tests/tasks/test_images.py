@@ -182,9 +182,8 @@ def test_the_digest_is_that_of_the_file():
 def test_a_short_run_beats_the_baseline():
     task = Images(num_blocks=3, width=8)
     _, _, executor = run(task, precision="float32", steps=120, optimizer="adamw", lr=5e-3, global_batch_size=32)
-    executor.stage.train(False)
     pictures, labels = batch(task, range(180), "eval")
-    with torch.no_grad():
+    with executor.stage.evaluating():
         correct, count = task.metric(executor.stage.forward(pictures, 0, 0), labels)["accuracy"]
     assert correct / count > task.baseline()["accuracy"] + 0.03
 

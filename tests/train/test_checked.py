@@ -169,4 +169,4 @@ def test_ranks_whose_rows_differ_are_told_so(comm):
     rows = [(torch.full((2,), float(comm.rank == 1 and row == 4)), torch.tensor(row)) for row in range(9)]
     with Mesh(comm) as mesh:
         batches = Batches(Reader(lambda: rows, torch.float32), GlobalSampler(9, 3, 0), mesh.replica, mesh.data.size, 1)
-        assert "replica 1 reads other data: 'row 4 has sha256" in refusal(same_rows, batches, mesh, kind=AgreedError)
+        assert "rank 1 reads different data: 'row 4 has sha256" in refusal(same_rows, batches, mesh, kind=AgreedError)

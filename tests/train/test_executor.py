@@ -193,7 +193,7 @@ def test_ranks_that_built_different_models_are_told_so(comm):
 
     mesh = Mesh(comm)
     with pytest.raises(
-        AgreedError, match=r"replica 1 built another model: 'nothing more' on replica 0, 'layers.3.weight"
+        AgreedError, match=r"replica 1 built a different model: 'nothing more' on replica 0, 'layers.3.weight"
     ):
         executor_of(Different(), comm, mesh)
     mesh.close()

@@ -10,7 +10,7 @@ from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.trainer import Trainer
 from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
-from tests.train.toys import WIDTH, Masked, Mixing, Tied, run
+from tests.train.toys import WIDTH, Masked, Mixing, MixRows, Tied, run
 
 
 def lines_of(task, comm=None, **settings):
@@ -148,7 +148,7 @@ class Scripted(Masked):
     script = (5.0, 4.0, 4.5, 4.0, 4.2, 1.0)
 
     def metric(self, outputs, targets):
-        return {"loss": (self.value, 1), "accuracy": (-self.value, 1), **({} if targets is None else {})}
+        return {"loss": (self.value, 1), "accuracy": (-self.value, 1)}
 
 
 @pytest.mark.mpi
@@ -230,13 +230,13 @@ def test_layers_that_mix_rows_equal_one_process_with_as_many_micro_batches(comm)
     assert losses == pytest.approx(expected, rel=1e-10)
     for name, weight in theirs.items():
         assert torch.allclose(weights[name], weight, rtol=0, atol=1e-10)
-    assert executor.statistics.names == ["layers.0.1"]
+    assert executor.statistics.names == ["layers.0.norm"]
 
 
 @pytest.mark.mpi(min_size=2)
 def test_running_statistics_are_averaged_for_an_evaluation_and_go_on_by_themselves(comm):
     lines, trainer = lines_of(Mixing(), comm, steps=3)
-    own = trainer.executor.stage.layers[0][1].running_mean.clone()
+    own = trainer.executor.stage.layers[0].norm.running_mean.clone()
     total = own * trainer.executor.items_seen
     comm.Allreduce(total.clone().numpy(), total.numpy())
     seen = comm.allreduce(trainer.executor.items_seen)
@@ -246,11 +246,11 @@ def test_running_statistics_are_averaged_for_an_evaluation_and_go_on_by_themselv
         seen_by_evaluation = []
         original = trainer.evaluation.run
         trainer.evaluation.run = lambda stage: (
-            seen_by_evaluation.append(stage.layers[0][1].running_mean.clone()) or original(stage)
+            seen_by_evaluation.append(stage.layers[0].norm.running_mean.clone()) or original(stage)
         )
         trainer.evaluate()
     assert torch.allclose(seen_by_evaluation[0], total / seen)
-    assert torch.equal(trainer.executor.stage.layers[0][1].running_mean, own)
+    assert torch.equal(trainer.executor.stage.layers[0].norm.running_mean, own)
 
 
 class Counting(nn.Module):
@@ -262,7 +262,7 @@ class Counting(nn.Module):
 
     def forward(self, x):
         if self.training:
-            self.seen += x.detach().sum((0, 1))
+            self.seen = self.seen + x.detach().sum((0, 1))
         return x
 
 
@@ -280,17 +280,38 @@ def test_a_skipped_step_leaves_no_nan_in_any_buffer(comm):
     losses, _, executor = run(Poisoned(), comm, on_nan="skip", steps=5, global_batch_size=37)
     assert losses == [None] * 5
     assert all(torch.isfinite(buffer).all() for buffer in executor.stage.named_buffers().values())
-    assert executor.stage.layers[2][1].num_batches_tracked == 0 and not executor.stage.layers[0].seen.any()
+    assert executor.stage.layers[2].norm.num_batches_tracked == 0 and not executor.stage.layers[0].seen.any()
 
 
 @pytest.mark.mpi
 def test_instance_normalisation_is_evaluated_with_averages_and_mixes_no_rows(comm):
+    """After one step, where all rows weigh alike, they are those of the whole batch."""
+
     class Instance(Masked):
         def layers(self):
-            return [lambda: nn.InstanceNorm1d(3, track_running_stats=True, momentum=None), *super().layers()]
+            return [lambda: nn.InstanceNorm1d(3, track_running_stats=True), *super().layers()]
 
-    how = {"steps": 4, "eval_every": 4, "global_batch_size": 12}
+        def dataset(self, split):
+            return [(x, y.clamp(min=0)) for x, y in super().dataset(split)]
+
+    how = {"steps": 1, "eval_every": 1, "global_batch_size": 24 // comm.size * comm.size}
     (lines, trainer), (alone, _) = lines_of(Instance(), comm, **how), lines_of(Instance(), **how)
     assert trainer.executor.statistics.names == ["layers.0"] and trainer.executor.statistics.mixing == []
-    if 12 % comm.size == 0:  # else replicas weigh unequally, by items and not by rows
-        assert lines[-1]["eval"]["loss"] == pytest.approx(alone[-1]["eval"]["loss"], rel=1e-10)
+    assert lines[-1]["eval"]["loss"] == pytest.approx(alone[-1]["eval"]["loss"], rel=1e-10)
+
+
+@pytest.mark.mpi
+def test_an_evaluation_leaves_every_module_in_its_own_mode(comm):
+    """Also a part that its builder put into evaluation mode; so weights do not depend on evaluations."""
+
+    class PartlyFrozen(Mixing):
+        def layers(self):
+            return [lambda: MixRows().eval(), lambda: nn.Dropout(0.5), *super().layers()]
+
+    weights = []
+    for how in ({}, {"eval_every": 1}):
+        _, trainer = lines_of(PartlyFrozen(), comm, steps=3, **how)
+        modes = [layer.training for layer in trainer.executor.stage.layers]
+        assert modes[0] is False and all(modes[1:])
+        weights.append(trainer.executor.stage.named_parameters())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -44,7 +44,7 @@ def test_ranks_that_read_other_data_do_not_train(comm, monkeypatch, shared_tmp_p
     monkeypatch.setattr(socket, "gethostname", lambda: f"node{comm.rank}")
     with Mesh(comm) as mesh:
         assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 1
-    expected = "hpctrain: replica 1 reads other data: 'sha256 here' on replica 0, 'sha256 there' on replica 1\n"
+    expected = "hpctrain: rank 1 reads different data: 'sha256 here' on rank 0, 'sha256 there' on rank 1\n"
     assert capsys.readouterr().err == (expected if comm.rank == 0 else "")
 
 
@@ -77,7 +77,7 @@ def test_data_sets_that_are_empty_or_of_different_lengths_are_told(comm, rows, m
     assert code == (1 if comm.size > 1 or not rows else 0)
     told = capsys.readouterr().err
     if comm.rank == 0 and code:
-        there = "replica 1 reads other data: '9 training and 9 held-out rows' on replica 0, '10 training"
+        there = "rank 1 reads different data: '9 training and 9 held-out rows' on rank 0, '10 training"
         assert (there if rows else 'dataset("train") has no rows') in told and told.count("\n") == 1
 
 
@@ -94,7 +94,7 @@ def test_replicas_that_drifted_apart_are_found_at_the_end(comm, task, monkeypatc
     with Mesh(comm) as mesh:
         assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 1
     told = capsys.readouterr().err
-    assert ("replica 1 holds other weights at the end: 'layers.2.bias" in told) == (comm.rank == 0)
+    assert ("replica 1 holds different weights at the end: 'layers.2.bias" in told) == (comm.rank == 0)
     assert not (shared_tmp_path / "summary.json").exists() and not (shared_tmp_path / "model.safetensors").exists()
 
 
@@ -113,7 +113,7 @@ def test_buffers_that_differ_at_the_end_are_named(comm, monkeypatch, shared_tmp_
     if comm.rank == 0:
         mixed, buffer = told
         assert mixed.startswith(
-            "note: layers.1.1 mixes the rows of a micro-batch, here 1 at least: training equals one"
+            "note: layers.1.norm mixes the rows of a micro-batch, here 1 at least: training equals one"
         )
         assert buffer == "note: buffer layers.0.seen differs between the replicas; that of replica 0 is saved"
 

@@ -87,7 +87,7 @@ def test_ranks_that_built_different_models_are_told_the_first_difference(comm):
     ):
         mesh = Mesh(comm)
         if words:
-            with pytest.raises(AgreedError, match="replica 1 built another model: .*" + words):
+            with pytest.raises(AgreedError, match="replica 1 built a different model: .*" + words):
                 DataParallel(build(mesh.rank), mesh)
         else:
             with pytest.raises(AgreedError, match="bucket_bytes=1' on replica 0, 'bucket_bytes=2' on replica 1"):

@@ -144,15 +144,23 @@ class AsModule:
         return [({"rows": x, "weight": torch.tensor(1.0 + i % 3)}, {"labels": y}) for i, (x, y) in enumerate(rows)]
 
 
+class MixRows(nn.Module):
+    """BatchNorm over rows and their items: at least three values a channel, also of one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
 @dataclass
 class Mixing(Masked):
-    """BatchNorm mixes the rows of a micro-batch, frozen layers and a mean that nothing trains."""
+    """The rows of a micro-batch see each other."""
 
     def layers(self):
-        return [
-            lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3 * WIDTH), nn.Unflatten(1, (3, WIDTH))),
-            *super().layers(),
-        ]
+        return [MixRows, *super().layers()]
 
 
 def run(task, comm=None, **settings):
