@@ -8,6 +8,8 @@ import sys
 import traceback
 import types
 import zlib
+from contextlib import suppress
+from functools import cache
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -41,6 +43,8 @@ def build_task(name: str, options: dict[str, str], data: str | None = None) -> A
     _check_given(name, task_class, fields, values)
     task = task_class(**values)
     check_task(task)
+    with suppress(AttributeError):  # a class with slots
+        object.__setattr__(task, "dataset", cache(task.dataset))  # made once, however often it is asked for
     return task
 
 

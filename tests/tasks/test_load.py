@@ -152,6 +152,11 @@ def test_an_error_of_the_users_code_keeps_its_place(file):
     assert explained(f"{file}:Mine", ValueError("--data x: no such file")) == "--data x: no such file"
 
 
+def test_a_data_set_is_made_once(file):
+    task = build_task(f"{file}:Mine", {"path": "x"})
+    assert task.dataset("train") is task.dataset("train") is not task.dataset("eval")
+
+
 def test_names_for_configuration_and_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert absolute_name("a/b.py:C") == f"{tmp_path}/a/b.py:C"
