@@ -11,7 +11,8 @@ from functools import partial
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, early_stop_rule
 from hpctrain.plan.learning_rate import learning_rate
-from hpctrain.plan.schedule import one_stage
+from hpctrain.plan.program import program
+from hpctrain.plan.schedule import Place
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.executor import Executor, StepResult
@@ -55,7 +56,7 @@ class Trainer:
             warmup_steps=config.lr_warmup_steps,
             lowest=config.lr_min,
         )
-        self._actions = list(one_stage(config.num_microbatches))
+        self._actions = program("1f1b", Place(num_microbatches=config.num_microbatches))
 
     def train(self) -> None:
         """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to. Collective."""

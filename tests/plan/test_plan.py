@@ -1,10 +1,9 @@
-"""The pure part: grid, ring and schedule over whole ranges, in one process."""
+"""The pure part: grid and ring over whole ranges, in one process."""
 
 import pytest
 
 from hpctrain.plan import ring
 from hpctrain.plan.grid import RANK_ORDERS, Coordinate, Grid, split_evenly
-from hpctrain.plan.schedule import Action, Op, one_stage
 
 
 @pytest.mark.parametrize("order", RANK_ORDERS)
@@ -68,9 +67,3 @@ def test_every_rank_sends_the_bandwidth_optimal_number_of_chunks():
         for rank in range(num_ranks):
             for steps in (ring.scatter_reduce(rank, num_ranks), ring.all_gather(rank, num_ranks)):
                 assert len({step.send for step in steps}) == len(steps) == num_ranks - 1, "each chunk once, one never"
-
-
-def test_the_one_stage_list():
-    assert " ".join(map(str, one_stage(1))) == "F0 B0 REDUCE AGREE STEP"
-    assert " ".join(map(str, one_stage(3))) == "F0 B0 F1 B1 F2 B2 REDUCE AGREE STEP"
-    assert list(one_stage(1))[0] == Action(Op.F, 0)

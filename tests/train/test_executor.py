@@ -9,7 +9,8 @@ from torch import nn
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
-from hpctrain.plan.schedule import one_stage
+from hpctrain.plan.program import program
+from hpctrain.plan.schedule import Place
 from hpctrain.train.build import build_executor
 from hpctrain.train.errors import AgreedError, NotFinite
 from tests.train.toys import Masked, Unused, WithFrozen, run
@@ -48,7 +49,7 @@ class WithPoison(Masked):
 def executor_of(task, comm, mesh=None, **settings):
     config = Config(**{"precision": "float64", "bucket_bytes": 100, "optimizer": "adam", "lr": 0.01, **settings})
     mesh = mesh or Mesh(comm)
-    return build_executor(config, task, mesh), list(one_stage(config.num_microbatches)), mesh
+    return build_executor(config, task, mesh), program("1f1b", Place(num_microbatches=config.num_microbatches)), mesh
 
 
 def poisoned_step(executor, row):

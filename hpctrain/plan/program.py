@@ -1,0 +1,61 @@
+"""From the order of a stage's computations to everything that it does: messages, sums and updates put in.
+
+A forward is preceded by the receipt of its inputs and followed by the sending of its outputs, a backward likewise the
+other way round; the first layers of the model receive nothing, the last ones send nothing. So no executor asks where it
+is: what is not in its list it does not do.
+"""
+
+from collections.abc import Iterator
+
+from hpctrain.plan.schedule import SCHEDULES, Action, Op, Place
+
+
+def program(name: str, place: Place, tied: bool = False) -> list[Action]:
+    """All actions of a stage until the pipeline is empty again. ValueError where the schedule does not fit `place`."""
+    check(name, place)
+    return list(_with_updates(name, place, tied))
+
+
+def check(name: str, place: Place) -> None:
+    """ValueError, one line that names the flag, for numbers that the schedule cannot have."""
+    schedule, stages, pieces = SCHEDULES[name], place.num_stages, place.num_microbatches
+    if schedule.has_chunks and place.num_chunks < 2:
+        raise ValueError(f"--schedule {name}: needs --chunks 2 or more, with 1 it is 1f1b")
+    if schedule.has_chunks and stages < 2:
+        raise ValueError(f"--schedule {name}: needs --stages 2 or more, there is nothing to interleave with 1")
+    if not schedule.has_chunks and place.num_chunks != 1:
+        raise ValueError(f"--chunks {place.num_chunks}: --schedule {name} has one chunk of layers a stage")
+    if schedule.has_chunks and pieces % stages:
+        fits = f"{pieces - pieces % stages} or {pieces + -pieces % stages}" if pieces > stages else f"{stages}"
+        raise ValueError(f"--num-microbatches {pieces}: --schedule {name} takes multiples of --stages, such as {fits}")
+    if name == "2bw" and pieces < stages:
+        raise ValueError(f"--num-microbatches {pieces}: --schedule 2bw takes --stages {stages} or more")
+    assert schedule.flushes <= (place.num_updates == 1), (name, place)
+
+
+def _with_updates(name: str, place: Place, tied: bool) -> Iterator[Action]:
+    schedule = SCHEDULES[name]
+    each = 1 if schedule.microbatch_updates else place.num_microbatches
+    last = Op.W if schedule.splits_backward else Op.B
+    for action in schedule.generate(place):
+        yield from _with_messages(action, place)
+        done = action.microbatch + 1
+        if not schedule.flushes and action.op is last and done % each == 0:
+            yield from (Action(op, done // each - 1) for op in (Op.REDUCE, Op.STEP))
+    if schedule.flushes:
+        yield from (Action(op) for op in ((Op.TIE,) if tied else ()) + (Op.REDUCE, Op.AGREE, Op.STEP))
+
+
+def _with_messages(action: Action, place: Place) -> Iterator[Action]:
+    op, microbatch, chunk = action
+    part = chunk * place.num_stages + place.stage
+    first, last = part == 0, part == place.num_chunks * place.num_stages - 1
+    if op is Op.W or (first and last):
+        yield action
+        return
+    receives, sends = (not first, not last) if op is Op.F else (not last, not first)
+    if receives:
+        yield Action(Op.RECV_F if op is Op.F else Op.RECV_B, microbatch, chunk)
+    yield action
+    if sends:
+        yield Action(Op.SEND_F if op is Op.F else Op.SEND_B, microbatch, chunk)
