@@ -1,4 +1,4 @@
-"""Which consecutive layers each stage gets: the pipeline runs at the pace of its slowest stage, so that is made fast."""
+"""Which consecutive layers each stage gets: a pipeline runs at the pace of its slowest stage, so that is made fast."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -27,11 +27,11 @@ def test_no_other_cut_has_a_faster_slowest_stage(costs, stages):
 
 
 def test_four_equal_layers_on_three_devices():
-    assert partition([1, 1, 1, 1], 3) == [range(0, 2), range(2, 3), range(3, 4)]
+    assert partition([1, 1, 1, 1], 3) == [range(2), range(2, 3), range(3, 4)]
 
 
 def test_a_heavy_layer_is_alone():
-    assert partition([1, 1, 8, 1, 1], 3) == [range(0, 2), range(2, 3), range(3, 5)]
+    assert partition([1, 1, 8, 1, 1], 3) == [range(2), range(2, 3), range(3, 5)]
 
 
 def test_more_stages_than_layers_are_refused_with_the_largest_that_works():
@@ -41,7 +41,7 @@ def test_more_stages_than_layers_are_refused_with_the_largest_that_works():
 
 
 def test_an_explicit_list_is_taken_as_it_is():
-    assert split_by_counts("1,2,1", 4, 3) == [range(0, 1), range(1, 3), range(3, 4)]
+    assert split_by_counts("1,2,1", 4, 3) == [range(1), range(1, 3), range(3, 4)]
 
 
 @pytest.mark.parametrize(
