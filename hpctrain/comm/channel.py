@@ -67,17 +67,16 @@ class Sender:
 
 
 class Receiver:
-    """Receives what a Sender on `peer` sends on the same `lane`, in order. The first receive is posted at once."""
+    """Receives what a Sender on `peer` sends on the same `lane`, in order, as many as it is told to expect."""
 
-    def __init__(self, comm, peer: int, lane: int, progress: Progress, limit: int | None = None):
+    def __init__(self, comm, peer: int, lane: int, progress: Progress):
         self._comm, self._peer, self._tag, self._progress = comm, peer, lane * NUM_TAGS, progress
-        self._left = limit  # receives still to come before `expect` says that there are more
+        self._left = 0  # receives still to come before `expect` says that there are more
         self._descriptions: dict[int, list] = {}
         self._latest = 0
         self._pool: dict[tuple, list] = {}
         self._number: tuple[Any, np.ndarray] | None = None
         self._payload: tuple[int, list, list] | None = None  # description's number, requests, tensors
-        self.expect(limit or 0)
 
     def expect(self, count: int) -> None:
         """So many more messages will come; the first of them is posted now."""

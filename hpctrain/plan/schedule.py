@@ -84,11 +84,7 @@ def one_f_one_b(place: Place) -> Iterator[Action]:
     """
     total = place.num_microbatches * place.num_updates
     ahead = min(total, round(place.warmup * place.stages_behind))
-    yield from (Action(Op.F, microbatch) for microbatch in range(ahead))
-    for microbatch in range(total):
-        if microbatch + ahead < total:
-            yield Action(Op.F, microbatch + ahead)
-        yield Action(Op.B, microbatch)
+    return _one_for_one(Action, total, ahead)
 
 
 def interleaved(place: Place) -> Iterator[Action]:
@@ -105,6 +101,11 @@ def interleaved(place: Place) -> Iterator[Action]:
         chunk, place_in_group = divmod(within, stages)
         return Action(op, group * stages + place_in_group, chunk if op is Op.F else chunks - 1 - chunk)
 
+    return _one_for_one(action, total, ahead)
+
+
+def _one_for_one(action: Callable[[Op, int], Action], total: int, ahead: int) -> Iterator[Action]:
+    """`ahead` forwards, then a backward for each forward, until all `total` are done."""
     yield from (action(Op.F, number) for number in range(ahead))
     for number in range(total):
         if number + ahead < total:

@@ -19,6 +19,7 @@ import numpy as np
 from hpctrain.tasks.picture_arrays import open_arrays, prepare_arrays
 from hpctrain.tasks.picture_files import folder_sha256, open_folder
 from hpctrain.tasks.pictures import Pictures, Source, digits_file, open_digits
+from hpctrain.tasks.protocol import check_option
 from hpctrain.tasks.storage import DataError, Stamp, stamp
 
 if TYPE_CHECKING:
@@ -44,16 +45,16 @@ class Images:
     data: str | None = None
 
     def __post_init__(self):
-        _check("blocks", self.num_blocks, self.num_blocks >= 1, "at least 1")
-        _check("width", self.width, self.width >= 2, "at least 2")
-        _check("dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1")
+        check_option("blocks", self.num_blocks, self.num_blocks >= 1, "at least 1")
+        check_option("width", self.width, self.width >= 2, "at least 2")
+        check_option("dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1")
         folder = self.data is not None and os.path.isdir(self.data)
         if self.size is not None:
-            _check("size", self.size, folder, "left out: only pictures in a folder are resized")
-            _check("size", self.size, self.size >= 4, "at least 4")
+            check_option("size", self.size, folder, "left out: only pictures in a folder are resized")
+            check_option("size", self.size, self.size >= 4, "at least 4")
         if self.channels is not None:
-            _check("channels", self.channels, folder, "left out: only pictures in a folder are converted")
-            _check("channels", self.channels, self.channels in (1, 3), "1 (grey) or 3 (RGB)")
+            check_option("channels", self.channels, folder, "left out: only pictures in a folder are converted")
+            check_option("channels", self.channels, self.channels in (1, 3), "1 (grey) or 3 (RGB)")
         assert self._source.num_classes > 1
 
     @cached_property
@@ -138,8 +139,3 @@ def _file_sha256(path: str) -> str:
     except OSError as error:
         raise DataError(f"--data {path}: cannot read it: {error.strerror}") from None
     return digest.hexdigest()
-
-
-def _check(option: str, value: float, holds: bool, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"--task-option {option}={value}: should be {wanted}")

@@ -67,3 +67,9 @@ def check_task(task: Any) -> None:
 def metric_of(task: Any) -> Callable[[Any, Any], dict[str, tuple[float, int]]]:
     """The task's own metric, or its loss as one."""
     return task.metric if hasattr(task, "metric") else lambda *batch: {"loss": task.loss(*batch)}
+
+
+def check_option(option: str, value: float, holds: bool, wanted: str) -> None:
+    """ValueError that names the option where it does not hold; `wanted` says what would."""
+    if not holds:
+        raise ValueError(f"--task-option {option}={value}: should be {wanted}")

@@ -18,6 +18,7 @@ import numpy as np
 
 from hpctrain.tasks import tokens
 from hpctrain.tasks.corpus import open_text
+from hpctrain.tasks.protocol import check_option
 from hpctrain.tasks.storage import DataError, Stamp, stamp
 from hpctrain.tasks.windows import Content, Scan, Windows, scan, shortest
 
@@ -53,12 +54,12 @@ class Text:
     data: str | None = None
 
     def __post_init__(self):
-        _check("layers", self.num_layers, self.num_layers >= 1, "at least 1")
-        _check("width", self.width, self.width >= 4, "at least 4: a LayerNorm of fewer passes nothing on")
+        check_option("layers", self.num_layers, self.num_layers >= 1, "at least 1")
+        check_option("width", self.width, self.width >= 4, "at least 4: a LayerNorm of fewer passes nothing on")
         heads_fit = self.num_heads >= 1 and self.width % self.num_heads == 0
-        _check("heads", self.num_heads, heads_fit, f"a divisor of width={self.width}")
-        _check("context", self.context, self.context >= 2, "at least 2: attention over one byte is no choice")
-        _check("dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1")
+        check_option("heads", self.num_heads, heads_fit, f"a divisor of width={self.width}")
+        check_option("context", self.context, self.context >= 2, "at least 2: attention over one byte is no choice")
+        check_option("dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1")
         if self.tokenizer and tokens.holds_tokens(self.data):
             raise DataError(
                 f"{tokens.option(self.tokenizer)}: --data {self.data} holds token ids already; leave the option out"
@@ -107,7 +108,7 @@ class Text:
                 f" take {needed} {self._unit}s at --task-option context={self.context}"
             )
         wanted = f"smaller: it takes {needed} {self._unit}s, the built-in text has {size}"
-        _check("context", self.context, size >= needed, wanted)
+        check_option("context", self.context, size >= needed, wanted)
         return content
 
     @property
@@ -197,8 +198,3 @@ def _single_table_nats(train: Windows, held_out: Windows, vocab_size: int) -> fl
     """Mean over the held-out targets, each with its share in training, one added to each count."""
     trained, counts = train.target_counts(vocab_size), held_out.target_counts(vocab_size)
     return -float((counts * np.log((trained + 1) / (trained.sum() + vocab_size))).sum() / counts.sum())
-
-
-def _check(option: str, value: float, holds: bool, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"--task-option {option}={value}: should be {wanted}")

@@ -55,7 +55,7 @@ def _prepare(argv: list[str]) -> dict:
 
 
 def _evaluate(config: Config, folder: Path, split: str, mesh: Mesh) -> str | None:
-    """Prints the metrics; what is wrong with the weights, if anything, which all ranks see alike."""
+    """Prints the metrics; what is wrong with the weights that some rank reads, if anything. Collective."""
     import torch
     from torch.utils.data import ConcatDataset
 
