@@ -45,7 +45,8 @@ DONE_BY_FOUR = ("number_of_micro_batches", "[1-", "[2-", "[3-", "[4-")  # and by
 WITH_EIGHT = tuple(f"tests/train/test_{name}.py" for name in ("equivalence", "executor", "run", "data"))
 PARTS = (
     Part("pure", 0, 600, ("tests",), PURE),
-    *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 4, 5, 8)),
+    *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 4, 8)),
+    Part("comm", 5, 240, ("tests/comm/test_ring.py",)),  # nothing else depends on how a number is divided
     Part("train", 4, 600, ("tests/train", "tests/model")),
     Part("train", 8, 600, WITH_EIGHT, ("-k", f"not ({' or '.join(DONE_BY_FOUR)})")),
     Part("failing", 0, 600, ("tests/failing",)),

@@ -21,13 +21,15 @@ from hpctrain.comm.progress import Progress, take_back
 NUMBER, DESCRIPTION, FIRST_PAYLOAD = 1, 2, 3  # tags, each times the number of channels on a communicator
 NUM_PAYLOADS = 64  # tags for payloads; so many descriptions may be under way at once
 NUM_TAGS = FIRST_PAYLOAD + NUM_PAYLOADS
+FIRST_TAG = 16448  # behind those of a ring on the same communicator
+MAX_LANES = (32767 - FIRST_TAG) // NUM_TAGS  # with the tags that every MPI grants
 
 
 class Sender:
     """Sends to `peer` of `comm`, which must be private to the pipeline; `lane` tells several channels apart."""
 
     def __init__(self, comm, peer: int, lane: int, progress: Progress):
-        self._comm, self._peer, self._tag, self._progress = comm, peer, lane * NUM_TAGS, progress
+        self._comm, self._peer, self._tag, self._progress = comm, peer, FIRST_TAG + lane * NUM_TAGS, progress
         self._described: str | None = None
         self._number = 0
         self._sending: deque[tuple[Any, Any]] = deque()  # (request, what must stay in memory)
@@ -70,7 +72,7 @@ class Receiver:
     """Receives what a Sender on `peer` sends on the same `lane`, in order, as many as it is told to expect."""
 
     def __init__(self, comm, peer: int, lane: int, progress: Progress):
-        self._comm, self._peer, self._tag, self._progress = comm, peer, lane * NUM_TAGS, progress
+        self._comm, self._peer, self._tag, self._progress = comm, peer, FIRST_TAG + lane * NUM_TAGS, progress
         self._left = 0  # receives still to come before `expect` says that there are more
         self._descriptions: dict[int, list] = {}
         self._latest = 0

@@ -16,7 +16,9 @@ LAUNCH = "launch"  # stands for all ranks of the launch
 
 
 class Mesh:
-    """`world`: all ranks; `data`: the replicas of this rank's stage, in order. Collective; close it, or use `with`.
+    """`world`: all ranks; `data`: the replicas of this rank's stage, in order; `pipe`: the stages of its replica.
+
+    Collective; close it, or use `with`.
 
     `Mesh()` takes all ranks of the launch and starts MPI where a launcher announced it; a program without a launcher is
     one rank, and needs no MPI. It also sees to the end of a program: an exception that nobody catches on one rank
@@ -40,8 +42,11 @@ class Mesh:
         self.rank = self.world.rank
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
+        piped = self.grid.num_stages > 1
+        self.pipe = Group(self._part(self.replica, self.stage) if piped else None, self.progress)
         self.meeting = Meeting(self.data.ring)
         self.groups: list[Group] = []  # further ones of the replicas
+        self.parts: list[Group] = []  # of the pipe
         self.joined = False  # whether a model is inside a join
         self._closed = False
         self._at_exit = abort.at_exit(self.close) if launched and comm is not None else None
@@ -51,14 +56,30 @@ class Mesh:
         """Number of all ranks."""
         return self.world.size
 
+    @property
+    def everybody(self) -> Group:
+        """The group in which all ranks agree: a second one would be of no use where there is one stage."""
+        return self.data if self.grid.num_stages == 1 else self.world
+
     def barrier(self) -> None:
         """Returns when all ranks have come. Collective."""
-        (self.data if self.grid.num_stages == 1 else self.world).barrier()
+        self.everybody.barrier()
 
     def add_group(self) -> Group:
         """A further group of the replicas, on a ring of its own; closed with the mesh. Collective."""
         self.groups.append(Group(duplicate(self.data.comm), self.progress))
         return self.groups[-1]
+
+    def part_of_pipe(self, takes_part: bool) -> Group | None:
+        """Those stages of this replica that take part, closed with the mesh; None on others. Collective."""
+        self.world.barrier()
+        comm = self.world.comm.Split(self.replica if takes_part else self.grid.num_replicas, self.stage)
+        group = Group(comm, self.progress)
+        if not takes_part:
+            group.close()
+            return None
+        self.parts.append(group)
+        return group
 
     def _part(self, color: int, key: int):
         if self.world.comm is None:
@@ -74,19 +95,19 @@ class Mesh:
             atexit.unregister(self._at_exit)
         if self._closed:
             return
-        if any(group.ring.broken for group in (self.data, *self.groups)):
+        if any(group.ring.broken for group in (*self.groups, *self.parts, self.data, self.world)):
             self._closed = True
             self._abandon()  # some were told in this very call, and do not come to what follows
             return
         if self.groups and self.data.size > 1:
             self.data.ring.agree("close")  # whoever still calls something sees it here, on whatever ring it does so
-        for group in (*self.groups, self.data, self.world):
+        for group in (*self.groups, *self.parts, self.data, self.pipe, self.world):
             group.close()
         self._closed = True
 
     def _abandon(self) -> None:
         """Takes back what is posted; the communicators stay, for messages that nobody takes may be on their way."""
-        for group in (*self.groups, self.data, self.world):
+        for group in (*self.groups, *self.parts, self.data, self.pipe, self.world):
             if group.ring.broken:
                 group.close()
             elif group.size > 1:

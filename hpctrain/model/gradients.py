@@ -9,7 +9,7 @@ What is handed out as `parameter.grad` is a tensor of its own with a storage of 
 the storage inside (grad.data = ..., model.to(...), share_memory()), and the arena must not go with it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -104,14 +104,22 @@ class FlatGradients:
         view = self.views[name]
         return tensor is not None and tensor.data_ptr() == view.data_ptr() and tensor.stride() == view.stride()
 
-    def arm(self) -> None:
-        """The next backward is the last of the step: report each bucket that is complete."""
-        self._missing = [set(bucket.names) for bucket in self.buckets]
-        self._num_ready = 0
+    def arm(self, names: Iterable[str] | None = None) -> None:
+        """The next gradient is the last of the step, of all parameters or those named: report complete buckets."""
+        if not self._armed:
+            self._missing = [set(bucket.names) for bucket in self.buckets]
+            self._num_ready = 0
+        self._armed.update(self.parameters if names is None else names)
 
     def disarm(self) -> None:
         """The next backward only adds up."""
+        self._armed: set[str] = set()
         self._missing, self._num_ready = [], len(self.buckets)
+
+    def accumulate(self, name: str, gradient: torch.Tensor) -> None:
+        """Adds a gradient that was not computed by a backward to this parameter."""
+        self.views[name].add_(gradient)
+        self._count(name)
 
     def flush(self) -> None:
         """Reports the buckets that no backward completed: their parameters were not used, their gradient is zero.
@@ -122,7 +130,7 @@ class FlatGradients:
             if parameter.grad is None:
                 self.views[name].zero_()
                 self.touched[name] = False
-        if self._num_ready == len(self.buckets) and not self._missing:
+        if not self._armed:
             self.arm()
         while self._num_ready < len(self.buckets):
             self._report()
@@ -138,6 +146,14 @@ class FlatGradients:
         """
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values())[::-1], longest))
 
+    def squared_norm(self, names: Iterable[str]) -> float:
+        """The sum of the squares of these gradients, in double precision."""
+        return sum(float(torch.linalg.vector_norm(self.views[name], dtype=torch.float64)) ** 2 for name in names)
+
+    def shorten(self, longest: float, norm: float) -> None:
+        """As `clip`, where `norm` is that of more gradients than these."""
+        self.scale(min(1.0, longest / (norm + 1e-6)))
+
     def not_finite(self, bucket: Bucket) -> str | None:
         """Name of the first parameter of the bucket whose gradient holds NaN or infinity, or None."""
         if torch.isfinite(bucket.flat.sum()):
@@ -151,11 +167,14 @@ class FlatGradients:
     def _hook(self, name: str) -> Callable:
         def hook(parameter: nn.Parameter) -> None:
             self.adopt(name)
-            self.touched[name] = True
-            if self._missing:
-                self._complete(name)
+            self._count(name)
 
         return hook
+
+    def _count(self, name: str) -> None:
+        self.touched[name] = True
+        if name in self._armed:
+            self._complete(name)
 
     def _complete(self, name: str) -> None:
         """The gradient of this parameter is whole; so may be its bucket, and those behind it."""

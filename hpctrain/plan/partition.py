@@ -39,10 +39,14 @@ def split_by_counts(text: str, num_layers: int, num_stages: int) -> list[range]:
     return [range(start, stop) for start, stop in zip(borders, borders[1:])]
 
 
-def check_stages(num_layers: int, num_stages: int) -> None:
-    """ValueError where a stage would have no layer."""
-    if num_stages > num_layers:
-        raise ValueError(f"--stages {num_stages}: the model has {num_layers} layers; at most --stages {num_layers}")
+def check_stages(num_layers: int, num_stages: int, num_chunks: int = 1, num_ranks: int | None = None) -> None:
+    """ValueError where a stage would have no layer; it names the most stages that work, on `num_ranks` if given."""
+    if num_stages * num_chunks > num_layers:
+        most = max(1, num_layers // num_chunks)
+        while num_ranks is not None and num_ranks % most:
+            most -= 1
+        each = f" with --chunks {num_chunks}" if num_chunks > 1 else ""
+        raise ValueError(f"--stages {num_stages}{each}: the model has {num_layers} layers; at most --stages {most}")
 
 
 def _walk_back(cuts: list[list[int]], num_layers: int, num_stages: int) -> list[range]:

@@ -10,10 +10,31 @@ from collections.abc import Iterator
 from hpctrain.plan.schedule import SCHEDULES, Action, Op, Place
 
 
-def program(name: str, place: Place, tied: bool = False) -> list[Action]:
-    """All actions of a stage until the pipeline is empty again. ValueError where the schedule does not fit `place`."""
+def program(name: str, place: Place, tied: bool = False, clips: bool = False) -> list[Action]:
+    """All actions of a stage until the pipeline is empty again. ValueError where the schedule does not fit `place`.
+
+    `tied`: the stage shares weights with others; `clips`: an update needs the norm over all stages.
+    """
+    return list(actions(name, place, tied, clips))
+
+
+def actions(name: str, place: Place, tied: bool = False, clips: bool = False) -> Iterator[Action]:
+    """The actions of `program`, one after another: without a flush there may be millions."""
     check(name, place)
-    return list(_with_updates(name, place, tied))
+    return _with_updates(name, place, tied, clips)
+
+
+def forwards(place: Place, num_batches: int) -> Iterator[Action]:
+    """What an evaluation does on a stage: forwards alone, num_stages batches through a chunk before the next chunk."""
+    for start in range(0, num_batches, place.num_stages):
+        for chunk in range(place.num_chunks):
+            for number in range(start, min(num_batches, start + place.num_stages)):
+                yield from _with_messages(Action(Op.F, number, chunk), place)
+
+
+def updates_after(name: str, place: Place) -> int:
+    """Micro-batches of a replica that make an update."""
+    return 1 if SCHEDULES[name].microbatch_updates else place.num_microbatches
 
 
 def check(name: str, place: Place) -> None:
@@ -33,17 +54,18 @@ def check(name: str, place: Place) -> None:
     assert schedule.flushes <= (place.num_updates == 1), (name, place)
 
 
-def _with_updates(name: str, place: Place, tied: bool) -> Iterator[Action]:
-    schedule = SCHEDULES[name]
-    each = 1 if schedule.microbatch_updates else place.num_microbatches
+def _with_updates(name: str, place: Place, tied: bool, clips: bool) -> Iterator[Action]:
+    schedule, each = SCHEDULES[name], updates_after(name, place)
+    agrees = clips and not schedule.microbatch_updates
     last = Op.W if schedule.splits_backward else Op.B
     for action in schedule.generate(place):
         yield from _with_messages(action, place)
         done = action.microbatch + 1
         if not schedule.flushes and action.op is last and done % each == 0:
-            yield from (Action(op, done // each - 1) for op in (Op.REDUCE, Op.STEP))
+            ops = (Op.REDUCE, Op.AGREE, Op.STEP) if agrees else (Op.REDUCE, Op.STEP)
+            yield from (Action(op, done // each - 1) for op in ops)
     if schedule.flushes:
-        yield from (Action(op) for op in ((Op.TIE,) if tied else ()) + (Op.REDUCE, Op.AGREE, Op.STEP))
+        yield from (Action(op) for op in (Op.REDUCE, *((Op.TIE,) if tied else ()), Op.AGREE, Op.STEP))
 
 
 def _with_messages(action: Action, place: Place) -> Iterator[Action]:

@@ -40,6 +40,11 @@ class GlobalSampler:
         epoch, position = divmod(step, self.steps_per_epoch)
         return self._order(epoch)[position * self.batch_size : (position + 1) * self.batch_size]
 
+    def num_rows_of(self, step: int) -> int:
+        """Rows of global batch `step`, without looking for them."""
+        position = step % self.steps_per_epoch * self.batch_size
+        return min(self.batch_size, self.num_rows - position)
+
     def epoch(self, step: int) -> int:
         """The epoch, from 0, that `step` belongs to."""
         return step // self.steps_per_epoch
@@ -67,6 +72,11 @@ class Batches:
         self._first, self._pieces = replica * num_microbatches, num_replicas * num_microbatches
         self._places: Iterator[tuple[int, int]] = iter(())  # step and index of what the stream gives next
         self._stream: Iterator | None = None
+
+    def number(self, step: int, index: int) -> int | None:
+        """Which of the micro-batches of the global batch this is; None where it has no rows."""
+        rows = split_evenly(self.sampler.num_rows_of(step), self._pieces)[self._first + index]
+        return self._first + index if rows else None
 
     def microbatch(self, step: int, index: int) -> MicroBatch | None:
         """Micro-batch `index` of this replica in `step`; None where the global batch has fewer rows than pieces.

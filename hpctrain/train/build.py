@@ -1,58 +1,176 @@
 """The parts of a rank, put together from a configuration and a task."""
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
+
+from torch import nn
 
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.precision import Precision
+from hpctrain.model.split import SplitBackward
 from hpctrain.model.stage import Stage, build_stage
+from hpctrain.model.ties import tie_sets
+from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.tasks.load import open_dataset
 from hpctrain.tasks.protocol import metric_of
 from hpctrain.train.batches import Batches, GlobalSampler
 from hpctrain.train.checked import checked_factories, checked_layer
-from hpctrain.train.errors import AgreedError
+from hpctrain.train.errors import AgreedError, agreed
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.executor import Executor
-from hpctrain.train.loader import Reader
+from hpctrain.train.layout import place_of
+from hpctrain.train.links import Links
+from hpctrain.train.loader import Reader, Request, read
+from hpctrain.train.local_update import LocalUpdate
 from hpctrain.train.optimizer import build_optimizer
+from hpctrain.train.passes import Passes
+from hpctrain.train.shared import SharedWeights
+from hpctrain.train.sharing import Shares, share_out
 from hpctrain.train.start import start_equal
+from hpctrain.train.update import Update
+
+EXAMPLE_ROWS = 2  # that rank 0 sends through the model to count what its layers cost
 
 
 def build_model(config: Config, task) -> Stage:
     """The whole model of `task`, tied where the task says so."""
-    is_module = not hasattr(task, "layers")
-    factories = [task.module] if is_module else checked_factories(task.layers(), "layers()")
+    factories, is_module = layers_of(task)
     stage = build_stage(factories, config.seed, Precision(config.precision), is_module=is_module, check=checked_layer)
     try:
-        stage.tie(task.ties() if hasattr(task, "ties") else ())
+        stage.tie(tie_sets(ties_of(task), stage.shapes()))
     except ValueError as error:
         raise AgreedError(str(error)) from None
     return stage
 
 
-def build_executor(config: Config, task, mesh: Mesh) -> Executor:
-    """All layers, their gradients and optimizer on this rank, equal on all replicas. Collective."""
-    stage = build_model(config, task)
-    start_equal(stage, mesh.data)
+def layers_of(task) -> tuple[Sequence[Callable[[], nn.Module]], bool]:
+    """Factories of the layers, and whether it is one module that cannot be cut."""
+    if hasattr(task, "layers"):
+        return checked_factories(task.layers(), "layers()"), False
+    return [task.module], True
+
+
+def ties_of(task) -> list[tuple[str, str]]:
+    return list(task.ties()) if hasattr(task, "ties") else []
+
+
+def build_executor(
+    config: Config, task, mesh: Mesh, batches=None, optimizer: Callable | None = None, example: Any = None
+) -> Executor:
+    """This rank's layers, their gradients and optimizer, equal on all replicas. Collective.
+
+    `batches` take the place of the task's data, `optimizer(parameters)` that of the configuration's, `example` (a few
+    rows of inputs) that of the first rows of the task. AgreedError where the model and the layout do not fit.
+    """
+    with agreed(mesh.everybody):
+        factories, is_module = layers_of(task)
+        if is_module and config.stages > 1:
+            raise AgreedError(f"--stages {config.stages}: the task has a module(); only a list of layers() can be cut")
+    if batches is None:
+        batches = build_batches(config, task, mesh)
+        example = partial(_first_inputs, config, task)
+    shares = share_out(config, factories, mesh, example)
+    stage, names, shared = build_part(config, task, factories, shares, mesh)
     gradients = FlatGradients(stage.named_parameters(), allocate, config.bucket_bytes)
-    if not gradients.parameters:
+    if not names:
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
-    optimizer = build_optimizer(
-        config.optimizer, gradients.parameters.values(), config.lr, config.momentum, config.weight_decay
+    make = optimizer or partial(
+        build_optimizer, config.optimizer, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     )
-    num_rows = len(task.dataset("train"))
-    sampler = GlobalSampler(num_rows, config.global_batch_size, config.seed)
-    batches = Batches(
-        _reader(config, task, "train", stage.precision),
+    trained = list(gradients.parameters.values())
+    update = _build_update(config, mesh)(
+        stage,
+        gradients,
+        make(trained) if trained else None,
+        mesh,
+        names,
+        shared,
+        on_nan=config.on_nan,
+        clip_norm=config.clip_norm,
+    )
+    split = None
+    if SCHEDULES[config.schedule].splits_backward:
+        split = SplitBackward(stage.layers, stage.named_parameters())
+    links = Links(mesh, len(stage.parts))
+    passes = Passes(stage, batches, task.loss, links, update, config.recompute, split)
+    return Executor(passes, update, config.schedule, place_of(config, mesh.stage))
+
+
+def _build_update(config: Config, mesh: Mesh) -> Callable[..., Update]:
+    if SCHEDULES[config.schedule].flushes:
+        return Update
+    place = place_of(config, mesh.stage)
+    return partial(LocalUpdate, name=config.schedule, place=place, vertical_sync=config.vertical_sync)
+
+
+def build_part(
+    config: Config, task, factories: Sequence, shares: Shares, mesh: Mesh
+) -> tuple[Stage, list[str], SharedWeights]:
+    """This rank's layers; the names of all trained parameters of the model, in model order; what stages share.
+
+    Collective.
+    """
+    parts = shares.of_stage(mesh.stage, config.stages)
+    with agreed(mesh.everybody):
+        stage = build_stage(
+            factories,
+            config.seed,
+            Precision(config.precision),
+            is_module=not hasattr(task, "layers"),
+            check=checked_layer,
+            parts=parts,
+        )
+    described = describe_parameters(stage, mesh)
+    shapes = {name: shape for name, (shape, _, _) in described.items()}
+    with agreed(mesh.everybody):
+        sets = tie_sets([*ties_of(task), *shares.pairs], shapes)
+    stage.tie(sets)
+    with agreed(mesh.everybody):
+        start_equal(stage, mesh.data)
+    stage_of = {name: where for name, (_, _, where) in described.items()}
+    shared = SharedWeights(sets, stage_of, shapes, stage.named_parameters(), mesh)
+    if shared.sets and not SCHEDULES[config.schedule].flushes:
+        both = " and ".join(shared.sets[0][:2])
+        raise AgreedError(
+            f"--schedule {config.schedule}: {both} are one parameter on two stages; take a schedule with"
+            " a flush, such as 1f1b"
+        )
+    again = {name for names in sets for name in names[1:]}
+    names = [name for name, (_, trained, _) in described.items() if trained and name not in again]
+    return stage, names, shared
+
+
+def describe_parameters(stage: Stage, mesh: Mesh) -> dict[str, tuple[list[int], bool, int]]:
+    """Shape, whether it is trained, and stage of all parameters of the model, by name in model order. Collective."""
+    shapes = stage.shapes()
+    trained = {id(parameter) for parameter in stage.named_parameters().values() if parameter.requires_grad}
+    own = {}
+    for prefix, layer in stage.named_layers().items():
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            own[Stage.join(prefix, name)] = (shapes[Stage.join(prefix, name)], id(parameter) in trained, mesh.stage)
+    if mesh.grid.num_stages == 1:
+        return own
+    told = mesh.world.all_gather_json(own if mesh.replica == 0 else {})
+    everything: Mapping = {name: tuple(each) for part in told for name, each in part.items()}
+    order = sorted(everything, key=lambda name: int(name.split(".")[1]))  # stable: as its layer has them
+    return {name: everything[name] for name in order}
+
+
+def build_batches(config: Config, task, mesh: Mesh) -> Batches:
+    """This replica's rows of each step."""
+    sampler = GlobalSampler(len(task.dataset("train")), config.global_batch_size, config.seed)
+    return Batches(
+        _reader(config, task, "train", Precision(config.precision)),
         sampler,
         mesh.replica,
         mesh.data.size,
-        config.num_microbatches,
+        config.num_microbatches or 1,
         config.loader_workers,
     )
-    return Executor(stage, gradients, optimizer, batches, task.loss, mesh, config.on_nan, config.clip_norm)
 
 
 def build_evaluation(config: Config, task, mesh: Mesh, dataset=None) -> Evaluation:
@@ -71,6 +189,12 @@ def build_evaluation(config: Config, task, mesh: Mesh, dataset=None) -> Evaluati
         config.eval_batches,
         config.loader_workers,
     )
+
+
+def _first_inputs(config: Config, task) -> Any:
+    rows = tuple(range(min(EXAMPLE_ROWS, len(task.dataset("train")))))
+    inputs, _ = next(read(_reader(config, task, "train", Precision(config.precision)), [Request(rows)]))
+    return inputs
 
 
 def _reader(config: Config, task, split: str, precision: Precision) -> Reader:

@@ -1,12 +1,18 @@
 """Metrics over held-out rows: every row counts once, whatever the layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from hpctrain.comm.mesh import Mesh
+from hpctrain.model.boundary import pack, unpack
 from hpctrain.model.stage import Stage
 from hpctrain.plan.grid import split_evenly
+from hpctrain.plan.program import forwards
+from hpctrain.plan.schedule import Action, Op, Place
 from hpctrain.train.checked import checked_metric
+from hpctrain.train.links import Links
 from hpctrain.train.loader import Reader, Request, read
+from hpctrain.train.passes import own
 
 
 class Evaluation:
@@ -31,28 +37,57 @@ class Evaluation:
         mine = split_evenly(self.num_rows, mesh.data.size)[mesh.replica]
         self.rows = [place * num_rows // self.num_rows for place in mine]
 
-    def run(self, stage: Stage) -> dict[str, float]:
-        """Means by name, on every rank. Collective."""
-        total = self._total(self._sums(stage, self.rows))
+    def run(self, stage: Stage, links: Links | None = None) -> dict[str, float]:
+        """Means by name, on every rank; `links` lead to the other stages, where there are any. Collective."""
+        total = self._total(self._sums(stage, links, self.rows))
         return {name: value / count for name, (value, count) in total.items() if count}
 
-    def names(self, stage: Stage) -> list[str]:
+    def names(self, stage: Stage, links: Links | None = None) -> list[str]:
         """Names of the metrics, from one row of each replica. Collective."""
-        return list(self._total(self._sums(stage, self.rows[:1])))
+        return list(self._total(self._sums(stage, links, self.rows[:1])))
 
-    def _sums(self, stage: Stage, rows: list[int]) -> dict[str, list[float]]:
+    def _sums(self, stage: Stage, links: Links | None, rows: list[int]) -> dict[str, list[float]]:
         starts = range(0, len(rows), self._batch_size)
         requests = [Request(tuple(rows[start : start + self._batch_size])) for start in starts]
         sums: dict[str, list[float]] = {}
         with stage.evaluating():
-            for inputs, targets in read(self._reader, requests, self._num_workers):
-                add(sums, checked_metric(self._metric(stage.forward(inputs, 0, 0), targets)))
-                self._mesh.progress.poll()
+            for outputs, targets in self._outputs(stage, links, requests):
+                add(sums, checked_metric(self._metric(outputs, targets)))
         return sums
+
+    def _outputs(self, stage: Stage, links: Links | None, requests: list[Request]) -> Iterator[tuple[Any, Any]]:
+        """Outputs of the model and targets of each batch, where this rank has the last layer; nothing elsewhere."""
+        place = Place(self._mesh.stage, self._mesh.grid.num_stages, num_chunks=len(stage.parts))
+        reads = place.stage in (0, place.num_stages - 1)
+        batches = read(self._reader, requests, self._num_workers) if reads else iter(())
+        waiting: dict[Action, Any] = {}
+        for action in forwards(place, len(requests)):
+            part = stage.parts[action.chunk]
+            first, last = part.start == 0, part.stop == stage.num_layers
+            if action.op is Op.RECV_F:
+                waiting[action] = links.receive(Op.RECV_F, action.chunk)
+            elif action.op is Op.F:
+                inputs, targets = next(batches) if first or last else (None, None)
+                received = waiting.pop(action._replace(op=Op.RECV_F), None)
+                inputs = inputs if received is None else unpack(*received)
+                outputs = stage.forward(inputs, 0, 0, action.chunk)
+                if last:
+                    yield outputs, targets
+                else:
+                    waiting[action] = self._packed(outputs, received)
+                if received is not None:
+                    links.release(Op.RECV_F, action.chunk, received[0])
+            else:
+                links.send(Op.SEND_F, action.chunk, *waiting.pop(action._replace(op=Op.F)))
+            self._mesh.progress.poll()
+
+    def _packed(self, outputs: Any, received: tuple | None) -> tuple[list, Any]:
+        tensors, note = pack(outputs, lambda tensor: False)
+        return own(tensors, [] if received is None else [(Op.RECV_F, received[0])]), note
 
     def _total(self, sums: dict[str, list[float]]) -> dict[str, list[float]]:
         total: dict[str, list[float]] = {}
-        for part in self._mesh.data.all_gather_json(sums):
+        for part in self._mesh.everybody.all_gather_json(sums):
             add(total, part)
         return total
 

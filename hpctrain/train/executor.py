@@ -1,147 +1,77 @@
-"""Runs one rank's list of actions: the only training loop there is.
+"""Runs one rank's list of actions: the only training loop there is."""
 
-Gradients are those of the sum of item losses. Items are counted beside them, and one multiplication by 1 / items
-happens at STEP: ragged batches, masks, schedules and layouts all give the gradient of the mean over the items of the
-global batch.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable
 
 import torch
 
-from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.stage import Stage
-from hpctrain.plan.schedule import Action, Op
-from hpctrain.train.agreement import Agreement
-from hpctrain.train.batches import Batches, MicroBatch
-from hpctrain.train.checked import checked_loss
-from hpctrain.train.errors import AgreedError, NotFinite
-from hpctrain.train.reduction import Reduction
-from hpctrain.train.statistics import RunningStatistics
-
-
-@dataclass
-class StepResult:
-    """What all ranks know after a step: `loss` is the mean over `items`, None when there were none.
-
-    `gradient_norm` is that before clipping, None without clipping.
-    """
-
-    loss: float | None
-    items: float
-    skipped: str | None = None
-    gradient_norm: float | None = None
+from hpctrain.plan.program import updates_after
+from hpctrain.plan.schedule import Action, Op, Place
+from hpctrain.train.batches import Batches
+from hpctrain.train.passes import Passes
+from hpctrain.train.update import StepResult, Update
 
 
 class Executor:
-    """One stage on one replica. `loss(outputs, targets)` gives (sum over items, number of items)."""
+    """What each Op means here: forward, backward and messages are `passes`, what follows from gradients is `update`.
 
-    def __init__(
-        self,
-        stage: Stage,
-        gradients: FlatGradients,
-        optimizer: torch.optim.Optimizer,
-        batches: Batches,
-        loss: Callable,
-        mesh: Mesh,
-        on_nan: str = "stop",
-        clip_norm: float | None = None,
-    ):
-        self.stage, self.gradients, self.optimizer = stage, gradients, optimizer
-        self.batches, self.loss, self.mesh = batches, loss, mesh
-        self.on_nan, self.clip_norm = on_nan, clip_norm
-        self.reduction = Reduction(gradients, mesh.data.ring)
-        self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
-        self.items_seen = 0  # by this replica, which its running statistics weigh by
-        self.peak_in_flight = 0
-        self._agreement = Agreement(list(gradients.parameters), mesh)
-        gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
-        self._methods = {
-            Op.F: self._forward,
-            Op.B: self._backward,
-            Op.REDUCE: self._reduce,
-            Op.AGREE: self._agree,
-            Op.STEP: self._step,
-        }
+    Runs schedule `name` at `place`. `watchers` are told of each action: (action, step, began, ended), the times of
+    time.perf_counter.
+    """
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Of the steps from here on."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+    def __init__(self, passes: Passes, update: Update, name: str, place: Place):
+        self.passes, self.update, self.name, self.place = passes, update, name, place
+        self.watchers: list[Callable[[Action, int, float, float], None]] = []
+        self._methods = {**passes.methods, **update.methods}
+        self._each = updates_after(name, place)
+        self._progress = update.mesh.progress
+        self._last_gradients = self._find_last_gradients()
 
-    def run(self, actions: Sequence[Action], step: int) -> StepResult:
-        """One training step (numbered from 0). Gradients begin to move during the last B."""
-        self.step_number = step
-        if self.on_nan == "skip":
-            self.statistics.remember()
-        self.gradients.zero()
-        self._agreement.clear()
-        self._items = 0  # of this replica in this step
-        self._in_flight: dict[int, torch.Tensor] = {}
-        last_backward = max(place for place, action in enumerate(actions) if action.op is Op.B)
-        for place, action in enumerate(actions):
-            if place == last_backward:
-                self.gradients.arm()
-            self._methods[action.op](action.microbatch)
-        return self.result
+    @property
+    def stage(self) -> Stage:
+        return self.passes.stage
 
-    def _forward(self, index: int) -> None:
-        batch: MicroBatch | None = self.batches.microbatch(self.step_number, index)
-        if batch is None:
-            return
-        outputs = self.stage.forward(batch.inputs, self.step_number, batch.number)
-        loss, items = checked_loss(self.loss(outputs, batch.targets))
-        self._agreement.add_loss(float(loss.detach()), items)
-        self._items += items
-        self._in_flight[index] = loss
-        self.peak_in_flight = max(self.peak_in_flight, len(self._in_flight))
-        self.mesh.progress.poll()
+    @property
+    def batches(self) -> Batches:
+        return self.passes.batches
 
-    def _backward(self, index: int) -> None:
-        loss = self._in_flight.pop(index, None)
-        if loss is not None and loss.requires_grad:
-            loss.backward()
+    @property
+    def gradients(self) -> FlatGradients:
+        return self.update.gradients
 
-    def _start_reduction(self, number: int) -> None:
-        """A bucket is complete: look at it while it is still this rank's own, then let it travel."""
-        name = self.gradients.not_finite(self.gradients.buckets[number])
-        if name is not None:
-            self._agreement.report(name)
-        self.reduction.start(number)
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self.update.optimizer
 
-    def _reduce(self, _) -> None:
-        self.gradients.flush()
-        self.reduction.wait()
+    def run(self, actions: Iterable[Action], step: int) -> StepResult:
+        """Runs `actions`, whose micro-batch 0 is the first of `step` (from 0); returns the result of the last step.
 
-    def _agree(self, _) -> None:
-        self._agreement.touch(name for name, touched in self.gradients.touched.items() if touched)
-        self._agreement.exchange()
+        Gradients begin to move as soon as the last micro-batch of an update has brought them.
+        """
+        self.passes.begin(step)
+        self.update.begin(step)
+        for action in actions:
+            began = time.perf_counter()
+            self._arm(action)
+            self._methods[action.op](action)
+            for watch in self.watchers:
+                watch(action, self.update.step_number, began, time.perf_counter())
+            self._progress.poll()
+        return self.update.result
 
-    def _step(self, _) -> None:
-        agreed = self._agreement
-        fault = agreed.fault() or self._overflow()
-        if fault is not None:
-            self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}")
-            if self.on_nan == "stop":
-                raise NotFinite(self.result.skipped)
-            self.statistics.restore()
-            return
-        self.items_seen += self._items
-        self.result = StepResult(agreed.loss / agreed.items if agreed.items else None, agreed.items)
-        if agreed.items:
-            touched = agreed.touched()
-            if not touched:
-                raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
-            self.gradients.scale(1.0 / agreed.items)
-            self.gradients.attach(touched)
-            if self.clip_norm is not None:
-                self.result.gradient_norm = self.gradients.clip(self.clip_norm)
-            self.optimizer.step()
+    def _arm(self, action: Action) -> None:
+        if action.op in (Op.B, Op.W) and (action.microbatch + 1) % self._each == 0:
+            self.update.arm(self._last_gradients[action.op, action.chunk])
 
-    def _overflow(self) -> str | None:
-        """Every share was finite; is their sum? All replicas hold the same bits, so all find the same."""
-        names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets)
-        name = next((name for name in names if name is not None), None)
-        return name and f"the sum of the gradients of {name} over all ranks is not finite"
+    def _find_last_gradients(self) -> dict[tuple[Op, int], list[str]]:
+        """By operation and chunk: the parameters whose gradient it completes, if it is the last of an update."""
+        put_off = self.passes.split.names if self.passes.split else frozenset()
+        found: dict[tuple[Op, int], list[str]] = {}
+        for chunk, part in enumerate(self.stage.parts):
+            prefixes = tuple("" if self.stage.is_module else f"layers.{index}." for index in part)
+            names = [name for name in self.gradients.parameters if name.startswith(prefixes)]
+            found[Op.B, chunk] = [name for name in names if name not in put_off]
+            found[Op.W, chunk] = [name for name in names if name in put_off]
+        return found

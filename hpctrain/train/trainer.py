@@ -11,11 +11,12 @@ from functools import partial
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, early_stop_rule
 from hpctrain.plan.learning_rate import learning_rate
-from hpctrain.plan.program import program
-from hpctrain.plan.schedule import Place
+from hpctrain.plan.program import actions
+from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.evaluation import Evaluation
-from hpctrain.train.executor import Executor, StepResult
+from hpctrain.train.executor import Executor
+from hpctrain.train.update import StepResult
 
 REMEMBERED = 1000  # steps whose times count in the median
 
@@ -48,7 +49,7 @@ class Trainer:
         self.config, self.executor, self.mesh, self.note = config, executor, mesh, note
         self.evaluation = evaluation
         self.state = TrainState()
-        self._rate = partial(
+        self.rate = partial(
             learning_rate,
             num_steps=config.steps,
             peak=config.lr,
@@ -56,14 +57,14 @@ class Trainer:
             warmup_steps=config.lr_warmup_steps,
             lowest=config.lr_min,
         )
-        self._actions = program("1f1b", Place(num_microbatches=config.num_microbatches))
+        executor.update.rate, executor.update.on_result = self.rate, self._account
 
     def train(self) -> None:
         """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to. Collective."""
         state = self.state
         self._check_metric()
         while state.step < self.config.steps and not state.stopped_early:
-            self._step()
+            self._run_until(self._next_stop())
             if self._is_evaluated(state.step):
                 began = time.perf_counter()
                 metrics = self.evaluate()
@@ -72,9 +73,10 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the held-out rows with the weights of this step. Collective."""
+        update = self.executor.update
         if self.state.evaluated_step != self.state.step:
-            with self.executor.statistics.averaged(self.executor.items_seen):
-                self.state.metrics = self.evaluation.run(self.executor.stage)
+            with update.statistics.averaged(update.items_seen):
+                self.state.metrics = self.evaluation.run(self.executor.stage, self.executor.passes.links)
             self.state.evaluated_step = self.state.step
         return self.state.metrics
 
@@ -96,31 +98,26 @@ class Trainer:
         every = self.config.eval_every
         return every is not None and step % every == 0 and self.evaluation.num_rows > 0
 
-    def _step(self) -> None:
-        step, batches = self.state.step, self.executor.batches
-        began, waited = time.perf_counter(), batches.seconds
-        rate = self._rate(step)
-        self.executor.set_learning_rate(rate)
-        rows = len(batches.sampler.rows(step))
-        result = self.executor.run(self._actions, step)
-        seconds = time.perf_counter() - began
-        self._account(result, rows, seconds)
-        self.note(
-            {
-                "step": self.state.step,
-                "loss": result.loss,
-                "items": result.items,
-                "lr": rate,
-                "gradient_norm": result.gradient_norm,
-                "seconds": seconds,
-                "data_seconds": batches.seconds - waited,
-                "rows_per_second": rows / seconds,
-                "skipped": result.skipped,
-            }
-        )
+    def _next_stop(self) -> int:
+        """The step at whose end the pipeline is empty: each one, or the next evaluation where nothing flushes."""
+        step, every = self.state.step, self.config.eval_every
+        if SCHEDULES[self.executor.name].flushes:
+            return step + 1
+        return min(self.config.steps, step + every - step % every if every else self.config.steps)
 
-    def _account(self, result: StepResult, rows: int, seconds: float) -> None:
-        state = self.state
+    def _run_until(self, stop: int) -> None:
+        executor, step = self.executor, self.state.step
+        updates = 1 if SCHEDULES[executor.name].flushes else stop - step
+        place = executor.place._replace(num_updates=updates)
+        clips = self.config.clip_norm is not None
+        self._began, self._waited = time.perf_counter(), executor.batches.seconds
+        executor.run(actions(executor.name, place, executor.update.shared.is_here, clips), step)
+
+    def _account(self, result: StepResult) -> None:
+        """A step is done."""
+        state, batches = self.state, self.executor.batches
+        step, now, waited = state.step, time.perf_counter(), batches.seconds
+        rows, seconds = batches.sampler.num_rows_of(step), now - self._began
         state.step += 1
         state.rows += rows
         state.seconds += seconds
@@ -129,14 +126,31 @@ class Trainer:
         if result.loss is not None:
             state.final_loss = result.loss
             state.first_loss = result.loss if state.first_loss is None else state.first_loss
+        self.note(
+            {
+                "step": state.step,
+                "loss": result.loss,
+                "items": result.items,
+                "lr": self.rate(step),
+                "gradient_norm": result.gradient_norm,
+                "seconds": seconds,
+                "data_seconds": waited - self._waited,
+                "rows_per_second": rows / seconds,
+                "skipped": result.skipped,
+            }
+        )
+        self._began, self._waited = now, waited
 
     def _check_metric(self) -> None:
         """AgreedError where --early-stop watches a metric that the task does not have: now, not after hours."""
         if self.config.early_stop is not None:
-            metric, names = early_stop_rule(self.config.early_stop)[0], self.evaluation.names(self.executor.stage)
+            metric, names = early_stop_rule(self.config.early_stop)[0], self._metric_names()
             if metric not in names:
                 there_is = ", ".join(names) or "none, for want of held-out rows"
                 raise AgreedError(f"--early-stop {self.config.early_stop}: no such metric; there is {there_is}")
+
+    def _metric_names(self) -> list[str]:
+        return self.evaluation.names(self.executor.stage, self.executor.passes.links)
 
     def _watch(self, metrics: dict[str, float]) -> None:
         """Stops early when the metric has not become better for long enough. All ranks have the same metrics."""

@@ -10,7 +10,7 @@ from hpctrain.comm.group import Group
 from hpctrain.comm.mesh import Mesh, duplicate
 from tests.comm import checks
 
-SIZES = (2, 3, 8)
+SIZES = (2, 8)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from tests.harness import launch as launch_module
 from tests.harness.launch import ROOT, run_mpi
 from tests.harness.leftovers import remove_shared_memory, shared_memory
 
@@ -97,7 +98,8 @@ def test_a_launch_over_its_limit_is_ended_and_shows_its_output():
         run_mpi(2, [sys.executable, "-c", program], timeout=3)
 
 
-def test_what_a_launch_leaves_running_is_noticed_and_ended():
+def test_what_a_launch_leaves_running_is_noticed_and_ended(monkeypatch):
+    monkeypatch.setattr(launch_module, "PATIENCE", 1.0)
     program = "from subprocess import *; Popen(['sleep', '60'], start_new_session=True, stdout=DEVNULL, stderr=DEVNULL)"
     with pytest.raises(AssertionError, match="left running by .*: sleep 60"):
         run_mpi(1, [sys.executable, "-c", program], timeout=30)

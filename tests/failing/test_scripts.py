@@ -1,4 +1,7 @@
-"""A user's own script that only makes a Mesh ends as a whole: at once with a traceback, in order when all is well."""
+"""A user's own script that only makes a Mesh ends as a whole: at once with a traceback, in order when all is well.
+
+Only scripts that train load torch, which takes long to start on each rank.
+"""
 
 import os
 import sys
@@ -13,7 +16,7 @@ SECONDS = 5  # the promise
 HEAD = """
 import os, sys, threading, time
 from pathlib import Path
-from hpctrain import AllReduce, DataParallel, Mesh, Sampler, abort_on_error
+from hpctrain import AllReduce, Mesh, abort_on_error
 
 def happens():
     Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
@@ -127,6 +130,7 @@ def test_a_child_process_that_fails_is_not_the_end_of_its_rank(script):
 
 TRAINING = """
 import torch
+from hpctrain import DataParallel, Sampler
 mesh = Mesh()
 model = DataParallel(torch.nn.Linear(2, 1), mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

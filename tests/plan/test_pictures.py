@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.plan.program import program
+from hpctrain.plan.program import forwards, program
 from hpctrain.plan.schedule import Place
 from hpctrain.plan.simulate import Times, simulate
 
@@ -85,5 +85,18 @@ def test_messages_and_updates_stand_where_they_belong():
     )
 
 
-def test_tied_weights_are_summed_before_the_replicas_are():
-    assert str(program("1f1b", Place(0, 2, 1), tied=True)[-4]) == "TIE"
+def test_tied_weights_are_summed_over_the_stages_once_they_are_summed_over_the_replicas():
+    assert " ".join(map(str, program("1f1b", Place(0, 2, 1), tied=True)[-4:])) == "REDUCE TIE AGREE STEP"
+
+
+def test_two_weight_versions_agree_on_the_norm_where_they_clip_and_one_a_micro_batch_never_does():
+    assert " ".join(map(str, program("2bw", Place(0, 1, 2), clips=True))) == "F0 B0 F1 B1 REDUCE0 AGREE0 STEP0"
+    assert " ".join(map(str, program("1f1b-async", Place(0, 1, 1), clips=True))) == "F0 B0 REDUCE0 STEP0"
+
+
+def test_an_evaluation_is_forwards_alone():
+    assert " ".join(map(str, forwards(Place(0, 2), 3))) == "F0 SEND_F0 F1 SEND_F1 F2 SEND_F2"
+    last = forwards(Place(1, 2, num_chunks=2), 3)
+    assert " ".join(map(str, last)) == (
+        "RECV_F0 F0 SEND_F0 RECV_F1 F1 SEND_F1 RECV_F0.1 F0.1 RECV_F1.1 F1.1 RECV_F2 F2 SEND_F2 RECV_F2.1 F2.1"
+    )

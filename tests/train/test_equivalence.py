@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from hpctrain.tasks.load import build_task
-from tests.train.toys import AsModule, Masked, Tied, Unused, WithFrozen, run
+from tests.train.toys import AsModule, Deep, Masked, Tied, Unused, WithFrozen, run
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
 TASKS = {
     "masked": Masked(),
+    "deep": Deep(),
     "unused": Unused(),
     "frozen": WithFrozen(),
     "tied": Tied(),

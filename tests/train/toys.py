@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.train.build import build_executor
+from hpctrain.train.layout import grid_of, settled
 from hpctrain.train.trainer import Trainer
 
 NUM_ROWS, WIDTH, CLASSES = 37, 6, 4
@@ -42,6 +43,16 @@ class Masked:
         targets = torch.randint(-1, CLASSES, (NUM_ROWS, 3), generator=generator)
         targets[::5] = -1
         return list(zip(inputs, targets))
+
+
+@dataclass
+class Deep(Masked):
+    """Sixteen small layers, so that eight stages get two chunks each."""
+
+    def layers(self):
+        first, *rest = super().layers()
+        middle = [lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()), lambda: nn.Linear(8, 8, bias=False)]
+        return [first, *(7 * middle)[:13], *rest]
 
 
 class Branching(nn.Module):
@@ -163,15 +174,36 @@ class Mixing(Masked):
         return [MixRows, *super().layers()]
 
 
-def run(task, comm=None, **settings):
-    """Trains `task` on all ranks of `comm`; returns losses by step, weights by name, and the executor."""
+def all_weights(executor, mesh) -> dict:
+    """Of the whole model, by name, on every rank; of copies the first."""
+    weights = {name: p.detach().clone() for name, p in executor.stage.named_parameters().items()}
+    if mesh.grid.num_stages == 1:
+        return weights
+    told = mesh.pipe.all_gather_json({name: [list(p.shape), p.flatten().tolist()] for name, p in weights.items()})
+    canonical = executor.update.shared.canonical
+    return {
+        name: torch.tensor(values, dtype=executor.stage.precision.dtype).view(shape)
+        for part in told
+        for name, (shape, values) in part.items()
+        if canonical(name) == name
+    }
+
+
+def run(task, comm=None, log=None, **settings):
+    """Trains `task` on all ranks of `comm`; returns losses by step, weights by name, and the executor.
+
+    With stages the weights are those of all of them. `log` gets the actions of this rank.
+    """
     settings = {"steps": 20, "precision": "float64", "lr": 0.05, "bucket_bytes": 200, **settings}
-    config = Config(**settings)
+    config = settled(Config(**settings), comm.size if comm is not None else 1)
     lines = []
-    mesh = Mesh(comm)
+    mesh = Mesh(comm, grid_of(config, comm.size) if comm is not None else None)
     executor = build_executor(config, task, mesh)
+    if log is not None:
+        executor.watchers.append(lambda action, *times: log.append(action))
     trainer = Trainer(config, executor, mesh, lines.append)
     trainer.train()
+    executor.passes.links.close()
+    weights = all_weights(executor, mesh)
     mesh.close()
-    weights = {name: p.detach().clone() for name, p in executor.stage.named_parameters().items()}
     return [line["loss"] for line in lines], weights, executor

@@ -1,0 +1,125 @@
+"""Settings from the command line and from a file: flags win over the file, the file over the defaults."""
+
+import argparse
+import dataclasses
+import difflib
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from hpctrain.config.settings import Config
+from hpctrain.config.values import UsageError, check_value, describe, flag_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ONE_OF = (("steps", "epochs"), ("num_microbatches", "micro_batch_size"))  # two ways to say the same
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors as exceptions and a word on what was probably meant."""
+
+    def error(self, message):
+        raise UsageError(message.removeprefix("argument "))
+
+    def parse(self, argv: list[str]) -> dict[str, Any]:
+        known, unknown = self.parse_known_args(argv)
+        if unknown:
+            names = [name for action in self._actions for name in action.option_strings]
+            name = unknown[0].partition("=")[0]
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]}?" if close else "--help lists the flags"
+            raise UsageError(f"{unknown[0]}: no such flag; {hint}")
+        return vars(known)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `train`: one flag for each field of Config, and --config."""
+    top = Parser("hpctrain", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    top.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings; flags win over it")
+    for each in dataclasses.fields(Config):
+        names = [flag_name(each)] + ([each.metadata["alias"]] if "alias" in each.metadata else [])
+        if each.type is bool:
+            switch = argparse.BooleanOptionalAction
+            top.add_argument(*names, dest=each.name, action=switch, help=each.metadata["help"])
+            continue
+        metavar = each.metadata.get("metavar") or "|".join(each.metadata["choices"])
+        text = each.metadata["help"] + ("" if each.default in (None, dataclasses.MISSING) else f" ({each.default})")
+        action = "append" if each.type is dict else "store"
+        top.add_argument(*names, dest=each.name, metavar=metavar, action=action, help=text.replace("%", "%%"))
+    return top
+
+
+def parse(argv: list[str]) -> tuple[Config, set[str]]:
+    """The configuration that `argv` (and the file it names) asks for, and the names of the fields that `argv` gave."""
+    texts = parser().parse(argv)
+    path = texts.pop("config", None)
+    settings = read_toml(path) if path is not None else {}
+    for pair in ONE_OF:
+        if set(pair) <= texts.keys() or set(pair) <= settings.keys():
+            one, other = ("--" + name.replace("_", "-") for name in pair)
+            raise UsageError(f"{other}: give it or {one}, not both")
+        if set(pair) & texts.keys():
+            settings = {key: value for key, value in settings.items() if key not in pair}
+    fields = {each.name: each for each in dataclasses.fields(Config)}
+    for name, text in texts.items():
+        if fields[name].type is dict:
+            settings[name] = {**settings.get(name, {}), **_key_values(text)}
+        else:
+            settings[name] = _convert(fields[name], text)
+    return Config(**settings), set(texts)
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Settings from a file; keys are flags without their dashes, `[task_option]` a table."""
+    try:
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+    settings = {key.replace("-", "_"): value for key, value in settings.items()}
+    fields = {each.name: each for each in dataclasses.fields(Config)}
+    for key, value in settings.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, 1) or sorted(fields)
+            raise UsageError(f"--config {path}: no setting is called {key!r}; there is {', '.join(close)}")
+        try:
+            check_value(key, value, fields[key].type, fields[key].metadata)
+        except UsageError as error:
+            raise UsageError(f"--config {path}: {error}") from None
+    if "task_option" in settings:
+        settings["task_option"] = {key: _text(value) for key, value in settings["task_option"].items()}
+    return settings
+
+
+def to_toml(config: Config) -> str:
+    """The settings as a file that `--config` reads; those that are None are left out."""
+    import tomli_w
+
+    values = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
+    return tomli_w.dumps(values)
+
+
+def _convert(each: dataclasses.Field, text: Any) -> Any:
+    if each.type is bool:
+        return text  # argparse's own True or False
+    if text == "none" and type(None) in get_args(each.type):
+        return None  # takes back what the file says
+    kind = next(k for k in (get_args(each.type) or (each.type,)) if k is not type(None))
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"{flag_name(each)}: expected {describe(kind, each.metadata)}, got {text!r}") from None
+
+
+def _key_values(texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for key, sign, _ in pairs:
+        if not key or not sign:
+            raise UsageError(f"--task-option: expected KEY=VALUE, such as layers=4; got {key!r}")
+    return {key: value for key, _, value in pairs}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

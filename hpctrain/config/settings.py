@@ -1,0 +1,138 @@
+"""The settings of a training run: each field is a flag of the command line and a key of the file."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from hpctrain.config.values import UsageError, check_value, flag, flag_name
+from hpctrain.plan.grid import RANK_ORDERS
+from hpctrain.plan.schedule import SCHEDULES
+
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
+PRECISIONS = ("float32", "float64", "bf16-mixed")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run. Raises UsageError for a value out of range."""
+
+    task: str = flag("text", "what to train: text, images, FILE.py:Name or package.module:Name", metavar="NAME")
+    task_option: dict = flag(dict, "a setting of the task, such as layers=4; may be repeated", metavar="KEY=VALUE")
+    data: str | None = flag(
+        None, "a file or folder of your own; without it the task's built-in real data", metavar="PATH"
+    )
+    global_batch_size: int = flag(
+        32, "rows of one update over all ranks", minimum=1, alias="--batch-size", metavar="ROWS"
+    )
+    stages: int = flag(1, "groups of consecutive layers, each on ranks of its own", minimum=1, metavar="S")
+    rank_order: str = flag(
+        "replica-fastest", "which ranks are consecutive: the replicas of a stage, or the stages", choices=RANK_ORDERS
+    )
+    schedule: str = flag("1f1b", "in which order a stage computes", choices=tuple(SCHEDULES))
+    num_microbatches: int | None = flag(
+        None,
+        "pieces in which a replica computes its rows; default: 1 with one stage or naive, else 4 for each stage",
+        minimum=1,
+        metavar="M",
+    )
+    micro_batch_size: int | None = flag(
+        None, "rows of such a piece, instead of --num-microbatches", minimum=1, metavar="ROWS"
+    )
+    chunks: int | None = flag(
+        None, "groups of layers on each stage, of --schedule 1f1b-interleaved; default there: 2", minimum=1, metavar="V"
+    )
+    pipeline_warmup: float = flag(
+        1.0,
+        "forwards before the first backward, of 1f1b and zb-h1, as a multiple of the stages behind",
+        minimum=0,
+        metavar="X",
+    )
+    vertical_sync: bool = flag(False, "of 1f1b-async: all stages compute a micro-batch with the same version")
+    stage_split: str = flag(
+        "flops",
+        "how layers are shared out: by flops or parameters, as 3,2,2,4, or by a file that `profile` wrote",
+        metavar="HOW",
+    )
+    recompute: bool = flag(False, "keep the inputs of a stage only, and compute its forward again in the backward")
+    steps: int = flag(400, "updates in all", minimum=1, metavar="N")
+    epochs: int | None = flag(None, "times that every row is trained on, instead of --steps", minimum=1, metavar="N")
+    optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
+    lr: float = flag(3e-3, "learning rate", above=0, below=3.4e38, metavar="RATE")
+    lr_schedule: str = flag("constant", "its course from the end of the warm-up to the last step", choices=LR_SCHEDULES)
+    lr_warmup_steps: int = flag(0, "steps in which it rises from near zero to --lr", minimum=0, metavar="N")
+    lr_min: float = flag(0.0, "where --lr-schedule linear or cosine ends", minimum=0, metavar="RATE")
+    momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")
+    weight_decay: float = flag(0.0, "as torch's optimizer of that name has it", minimum=0, metavar="RATE")
+    clip_norm: float | None = flag(
+        None, "gradients longer than this, as a norm over all parameters, are shortened to it", above=0, metavar="NORM"
+    )
+    precision: str = flag(
+        "float32",
+        "of weights and arithmetic (bf16-mixed: weights in float32, products in bfloat16)",
+        choices=PRECISIONS,
+    )
+    eval_every: int | None = flag(None, "steps between evaluations on the held-out rows", minimum=1, metavar="N")
+    eval_batches: int | None = flag(
+        None,
+        "evaluate, also at the end, on N global batches of rows, evenly spread; default: on all held-out rows",
+        minimum=1,
+        metavar="N",
+    )
+    early_stop: str | None = flag(
+        None,
+        "METRIC:N, as loss:3: end when METRIC got no lower in N evaluations; no higher for METRIC:N:max, accuracy:N",
+        metavar="METRIC:N",
+    )
+    loader_workers: int = flag(0, "processes of each rank that read rows ahead", minimum=0, metavar="N")
+    bucket_bytes: int = flag(1 << 20, "size of the pieces in which gradients travel", minimum=1, metavar="BYTES")
+    threads: int | None = flag(
+        None,
+        "torch threads a rank; default: OMP_NUM_THREADS, else cores of the node / ranks on it",
+        minimum=1,
+        metavar="N",
+    )
+    seed: int = flag(0, "of weights, order of rows and dropout", minimum=0, metavar="N")
+    run_dir: str | None = flag(None, "folder of this run, a new one; default: runs/TASK-TIME", metavar="PATH")
+    tensorboard: bool = flag(False, "write curves for TensorBoard into the run's folder")
+    trace: bool = flag(False, "write trace.json, which rank did what when: for Perfetto and for `report`")
+    on_nan: str = flag("stop", "what NaN or infinity in a loss or gradient does", choices=("stop", "skip"))
+
+    def __post_init__(self):
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                check_value(flag_name(each), value, each.type, each.metadata)
+        if self.lr_min > self.lr:
+            raise UsageError(f"--lr-min {self.lr_min}: should be at most --lr {self.lr}")
+        if self.early_stop is not None:
+            early_stop_rule(self.early_stop)
+            if self.eval_every is None:
+                raise UsageError(f"--early-stop {self.early_stop}: needs --eval-every N, the steps between evaluations")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        schedule = SCHEDULES[self.schedule]
+        if self.vertical_sync and self.schedule != "1f1b-async":
+            raise UsageError(f"--vertical-sync: belongs to --schedule 1f1b-async, not to {self.schedule}")
+        if self.pipeline_warmup != 1 and self.schedule not in ("1f1b", "zb-h1"):
+            raise UsageError(f"--pipeline-warmup: belongs to --schedule 1f1b or zb-h1, not to {self.schedule}")
+        if self.recompute and schedule.splits_backward:
+            raise UsageError(f"--recompute: --schedule {self.schedule} keeps what it puts off; take 1f1b")
+        if self.on_nan == "skip" and not schedule.flushes:
+            raise UsageError(
+                f"--on-nan skip: --schedule {self.schedule} never waits for all stages; take stop, or 1f1b"
+            )
+
+
+def early_stop_rule(text: str) -> tuple[str, int, str]:
+    """Metric, evaluations to wait, and `min` or `max`, of METRIC:N or METRIC:N:max.
+
+    Without the third part a metric with `accuracy` in its name is to grow, any other to shrink.
+    """
+    metric, _, rest = text.partition(":")
+    patience, _, better = rest.partition(":")
+    if not better:
+        better = "max" if "accuracy" in metric else "min"
+    if not metric or not patience.isdecimal() or int(patience) < 1 or better not in ("min", "max"):
+        raise UsageError(f"--early-stop {text}: expected METRIC:N or METRIC:N:max, such as loss:3")
+    return metric, int(patience), better

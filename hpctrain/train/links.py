@@ -1,0 +1,68 @@
+"""The channels of one rank to the stages before and behind it, two for each border between groups of layers.
+
+Group q of the model lies on stage q % num_stages, so the border before group q is a link from stage (q - 1) %
+num_stages to stage q % num_stages: activations go along it, gradients come back.
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+from hpctrain.comm.channel import MAX_LANES, Receiver, Sender
+from hpctrain.comm.mesh import Mesh
+from hpctrain.plan.schedule import Op
+
+AHEAD, BACK = 0, 1
+
+
+class Links:
+    """Of a rank of `mesh` that holds `num_chunks` groups of layers; none where there is one stage. Close it."""
+
+    def __init__(self, mesh: Mesh, num_chunks: int = 1):
+        self._mesh = mesh
+        self._senders: dict[tuple[Op, int], Sender] = {}
+        self._receivers: dict[tuple[Op, int], Receiver] = {}
+        stage, num_stages = mesh.stage, mesh.grid.num_stages
+        if 2 * num_chunks > MAX_LANES:
+            raise ValueError(f"--chunks {num_chunks}: at most {MAX_LANES // 2}")
+        for chunk in range(num_chunks if num_stages > 1 else 0):
+            if (stage, chunk) != (0, 0):
+                before = (stage - 1) % num_stages
+                self._receivers[Op.RECV_F, chunk] = self._make(Receiver, before, chunk, AHEAD)
+                self._senders[Op.SEND_B, chunk] = self._make(Sender, before, chunk, BACK)
+            if (stage, chunk) != (num_stages - 1, num_chunks - 1):
+                behind, theirs = (stage + 1) % num_stages, chunk + (stage == num_stages - 1)
+                self._senders[Op.SEND_F, chunk] = self._make(Sender, behind, theirs, AHEAD)
+                self._receivers[Op.RECV_B, chunk] = self._make(Receiver, behind, theirs, BACK)
+        for receiver in self._receivers.values():
+            receiver.expect(sys.maxsize)
+
+    def _make(self, kind: type, peer: int, chunk: int, direction: int) -> Any:
+        return kind(self._mesh.pipe.comm, peer, 2 * chunk + direction, self._mesh.progress)
+
+    def send(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
+        """Begins to send; the tensors may not be written to any more."""
+        self._senders[op, chunk].send([tensor.detach().contiguous() for tensor in tensors], note)
+
+    def receive(self, op: Op, chunk: int) -> tuple[list[torch.Tensor], Any]:
+        """The next message of the stage before (RECV_F) or behind (RECV_B); its memory is lent until `release`."""
+        return self._receivers[op, chunk].receive()
+
+    def release(self, op: Op, chunk: int, tensors: list[torch.Tensor]) -> None:
+        """Nothing reads what `receive` gave any more."""
+        self._receivers[op, chunk].release(tensors)
+
+    @property
+    def figures(self) -> tuple[int, int, int]:
+        """Bytes, messages and control messages sent so far."""
+        senders = self._senders.values()
+        return tuple(
+            sum(getattr(sender, name) for sender in senders)
+            for name in ("bytes_sent", "messages_sent", "control_messages")
+        )
+
+    def close(self) -> None:
+        """Returns when all that was sent has left. What is posted and will not come is taken back."""
+        for end in (*self._senders.values(), *self._receivers.values()):
+            end.close()

@@ -1,0 +1,164 @@
+"""From the gradients of a step to new weights, all ranks together: what happens once an update.
+
+Gradients are those of the sum of item losses. Items are counted beside them, and one multiplication by 1 / items
+happens at STEP: ragged batches, masks, schedules and layouts all give the gradient of the mean over the items of the
+global batch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hpctrain.comm.mesh import Mesh
+from hpctrain.model.gradients import FlatGradients
+from hpctrain.model.stage import Stage
+from hpctrain.plan.schedule import Action, Op
+from hpctrain.train.agreement import Agreement
+from hpctrain.train.errors import AgreedError, NotFinite
+from hpctrain.train.reduction import Reduction
+from hpctrain.train.shared import SharedWeights
+from hpctrain.train.statistics import RunningStatistics
+
+
+@dataclass
+class StepResult:
+    """What all ranks know after a step: `loss` is the mean over `items`, None when there were none.
+
+    `gradient_norm` is that before clipping, None without clipping.
+    """
+
+    loss: float | None
+    items: float
+    skipped: str | None = None
+    gradient_norm: float | None = None
+
+
+class Update:
+    """Synchronous: all micro-batches of a step, all replicas and all stages, then one step of the optimizer.
+
+    `shared` knows the parameters that have copies on other stages; `names` are all parameters of the model.
+    `on_result` is told of each step, `rate(step)` gives its learning rate (else the optimizer's own stays).
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        gradients: FlatGradients,
+        optimizer: torch.optim.Optimizer | None,
+        mesh: Mesh,
+        names: list[str],
+        shared: SharedWeights,
+        on_nan: str = "stop",
+        clip_norm: float | None = None,
+    ):
+        self.stage, self.gradients, self.optimizer, self.mesh = stage, gradients, optimizer, mesh
+        self.shared, self.on_nan, self.clip_norm = shared, on_nan, clip_norm
+        self.reduction = Reduction(gradients, mesh.data.ring)
+        self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
+        self.items_seen = 0.0  # by this replica, which its running statistics weigh by
+        self.on_result: Callable[[StepResult], None] = lambda result: None
+        self.rate: Callable[[int], float] | None = None
+        self._agreement = Agreement(names, mesh)
+        gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
+        self.methods = {Op.REDUCE: self._reduce, Op.TIE: self._tie, Op.AGREE: self._agree, Op.STEP: self._step}
+
+    def begin(self, step: int) -> None:
+        """What comes next belongs to `step` (from 0)."""
+        self.step_number = step
+        if self.on_nan == "skip":
+            self.statistics.remember()
+        self.gradients.zero()
+        self._agreement.clear()
+
+    def weights(self, microbatch: int) -> Mapping[str, torch.Tensor] | None:
+        """What the micro-batch is computed with; None: the parameters themselves."""
+        return None
+
+    def all_weights(self) -> Iterable[torch.Tensor]:
+        return self.stage.named_parameters().values()
+
+    def add_loss(self, microbatch: int, loss: float, items: float) -> None:
+        """The sum over the items of a micro-batch, which this rank computed."""
+        self._agreement.add_loss(loss, items)
+
+    def tell(self, microbatch: int) -> list[torch.Tensor]:
+        """What the stage before should know beside the gradients."""
+        return []
+
+    def learn(self, microbatch: int, told: list[torch.Tensor]) -> None:
+        """What the stage behind told beside the gradients."""
+
+    def arm(self, names: Iterable[str]) -> None:
+        """The next gradients of these parameters are the last ones of the update."""
+        self.gradients.arm(names)
+
+    def _start_reduction(self, number: int) -> None:
+        """A bucket is complete: look at it while it is still this rank's own, then let it travel."""
+        name = self.gradients.not_finite(self.gradients.buckets[number])
+        if name is not None:
+            self._agreement.report(self.shared.canonical(name))
+        self.reduction.start(number)
+
+    def _reduce(self, action: Action) -> None:
+        self.gradients.flush()
+        self.reduction.wait()
+
+    def _tie(self, action: Action) -> None:
+        self.shared.add_up(self.gradients)
+
+    def _agree(self, action: Action) -> None:
+        touched = (name for name, touched in self.gradients.touched.items() if touched)
+        self._agreement.touch(map(self.shared.canonical, touched))
+        if self.mesh.replica == 0:
+            self._look_at_sums()
+        self._agreement.exchange()
+
+    def _look_at_sums(self) -> None:
+        """Every share was finite; is their sum? All replicas hold the same bits, so one of them looks, and measures."""
+        names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets)
+        name = next((name for name in names if name is not None), None)
+        if name is not None:
+            self._agreement.report(self.shared.canonical(name), of_sum=True)
+        elif self._needs_norm:
+            self._agreement.add_squared_norm(self.gradients.squared_norm(self.shared.own(self.gradients.parameters)))
+
+    @property
+    def _needs_norm(self) -> bool:
+        return self.clip_norm is not None and self.mesh.grid.num_stages > 1
+
+    def _step(self, action: Action) -> None:
+        agreed = self._agreement
+        fault = agreed.fault()
+        if fault is not None:
+            self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}")
+            if self.on_nan == "stop":
+                raise NotFinite(self.result.skipped)
+            self.statistics.restore()
+        else:
+            self.items_seen += agreed.own_items
+            self.result = StepResult(agreed.loss / agreed.items if agreed.items else None, agreed.items)
+            if agreed.items:
+                self._change_weights()
+        self.on_result(self.result)
+
+    def _change_weights(self) -> None:
+        touched, items = self._agreement.touched(), self._agreement.items
+        if not touched:
+            raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
+        self.gradients.scale(1.0 / items)
+        self.gradients.attach({name for name in self.gradients.parameters if self.shared.canonical(name) in touched})
+        if self._needs_norm:
+            self.result.gradient_norm = self._agreement.norm / items
+            self.gradients.shorten(self.clip_norm, self.result.gradient_norm)
+        elif self.clip_norm is not None:
+            self.result.gradient_norm = self.gradients.clip(self.clip_norm)
+        self.change(self.step_number)
+
+    def change(self, step: int) -> None:
+        """Lets the optimizer step, with the learning rate of `step`. A stage without parameters has none."""
+        if self.optimizer is not None:
+            if self.rate is not None:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.rate(step)
+            self.optimizer.step()
