@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from hpctrain.comm.allreduce import AllReduce
     from hpctrain.comm.mesh import Mesh
     from hpctrain.train.api import DataParallel
+    from hpctrain.train.pipeline import Pipeline
     from hpctrain.train.sampler import Sampler
 
 __version__ = "0.1.0"
-__all__ = ["AllReduce", "DataParallel", "Mesh", "Sampler", "abort_on_error"]
+__all__ = ["AllReduce", "DataParallel", "Mesh", "Pipeline", "Sampler", "abort_on_error"]
 
 _HOMES = {
     "AllReduce": "hpctrain.comm.allreduce",
     "DataParallel": "hpctrain.train.api",
     "Mesh": "hpctrain.comm.mesh",
+    "Pipeline": "hpctrain.train.pipeline",
     "Sampler": "hpctrain.train.sampler",
     "abort_on_error": "hpctrain.comm.abort",
 }

@@ -14,6 +14,15 @@ COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
         "hpctrain.tools.evaluate",
     ),
     "export": ("a run's weights by the module's own names: export RUN OUT.safetensors", "hpctrain.tools.export"),
+    "report": ("a picture and a page of a run: report RUN [--out FOLDER]", "hpctrain.tools.report"),
+    "plan": (
+        "what schedules cost, before anything runs: plan --stages S --num-microbatches M [--schedule NAME]",
+        "hpctrain.tools.plan",
+    ),
+    "profile": (
+        "seconds of each layer, for --stage-split: profile COSTS.json [flags of train]",
+        "hpctrain.tools.profile",
+    ),
     "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
     "doctor": ("what MPI, ranks and machine make of each other", "hpctrain.tools.doctor"),
 }
@@ -54,7 +63,8 @@ def answer(argv: list[str]) -> None:
         print(f"hpctrain {__version__}")
         return
     print("usage: python -m hpctrain [command] [flags]        one process")
-    print("       mpirun -n 8 python -m hpctrain [flags]      8 ranks: a ring of 8 replicas\n\ncommands:")
+    print("       mpirun -n 8 python -m hpctrain [flags]      8 ranks: 8 replicas, with --stages S a pipeline")
+    print("\ncommands:")
     for command, (text, _) in COMMANDS.items():
         print(f"  {command:10} {text}")
     print("\nflags of train:\n" + config.parser().format_help().partition("options:\n")[2], end="")

@@ -9,8 +9,9 @@ carries the number in its tag, so a receive that was posted for another shape ca
 """
 
 import json
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,11 @@ class Sender:
         self._comm, self._peer, self._tag, self._progress = comm, peer, FIRST_TAG + lane * NUM_TAGS, progress
         self._described: str | None = None
         self._number = 0
-        self._sending: deque[tuple[Any, Any]] = deque()  # (request, what must stay in memory)
+        self._sending: deque[tuple[Any, Any, float]] = deque()  # (request, what must stay in memory, when it began)
+        self.on_left: Callable[[float, float], None] | None = None  # told when a tensor began to travel, and had left
         self.bytes_sent = self.messages_sent = self.control_messages = 0
 
-    def send(self, tensors: Sequence, note: Any = None) -> None:
+    def put(self, tensors: Sequence, note: Any = None) -> None:
         """Begins to send contiguous `tensors` and `note` (JSON). They may not be written to until they have left."""
         described = json.dumps([note, [[_dtype(each), list(each.shape)] for each in tensors]])
         if described != self._described:
@@ -47,7 +49,7 @@ class Sender:
         for tensor in tensors:
             message = _bytes(tensor)
             tag = self._tag + FIRST_PAYLOAD + self._number % NUM_PAYLOADS
-            self._sending.append((self._comm.Isend(message, self._peer, tag), (message, tensor)))
+            self._sending.append((self._comm.Isend(message, self._peer, tag), (message, tensor), time.perf_counter()))
             self.bytes_sent += message.size
             self.messages_sent += 1
         if self._sending:
@@ -56,7 +58,9 @@ class Sender:
     def poll(self) -> bool:
         """Lets go of what has left; True when all has."""
         while self._sending and self._sending[0][0].Test():
-            self._sending.popleft()
+            _, kept, began = self._sending.popleft()
+            if self.on_left is not None and isinstance(kept, tuple):
+                self.on_left(began, time.perf_counter())
         return not self._sending
 
     def close(self) -> None:
@@ -64,7 +68,7 @@ class Sender:
         self._progress.wait(self.poll)
 
     def _control(self, message: np.ndarray, tag: int) -> None:
-        self._sending.append((self._comm.Isend(message, self._peer, self._tag + tag), message))
+        self._sending.append((self._comm.Isend(message, self._peer, self._tag + tag), message, 0.0))
         self.control_messages += 1
 
 
@@ -85,7 +89,7 @@ class Receiver:
         self._left = count
         self._post()
 
-    def receive(self) -> tuple[list, Any]:
+    def take(self) -> tuple[list, Any]:
         """The next message's tensors, aligned, and its note. They are the receiver's own until `release`."""
         assert self._number is not None, "nothing is expected"
         request, header = self._number

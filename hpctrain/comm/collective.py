@@ -45,7 +45,7 @@ class Collective:
         self._lay_out(reduce, gather)
         self._started, self.done = False, True
         self.divisor: float = 1  # each sum is divided by it, once, by its owner, before all ranks get it
-        self.seconds = 0.0  # from start to end, the last time
+        self.began = self.seconds = 0.0  # the last time: by time.perf_counter, and from there to the end
 
     def _lay_out(self, reduce: bool, gather: bool) -> None:
         """Sends and receives as spans, in order: all segments of a step, then the next step."""
@@ -63,7 +63,7 @@ class Collective:
 
     def start(self) -> "Collective":
         """Begins; returns self. All ranks must start the same calls in the same order."""
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         if self._ring.size == 1:
             self._started = True
             return self
@@ -104,7 +104,7 @@ class Collective:
             self._post_receives()
         self.done = self._num_received == len(self._receives) and not self._sending
         if self.done:
-            self.seconds = time.perf_counter() - self._began
+            self.seconds = time.perf_counter() - self.began
             self._ring.active.remove(self)
             self._ring.progress.remove(self)
         else:

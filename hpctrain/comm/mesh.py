@@ -4,6 +4,7 @@ A mesh is built from any communicator, also a part of one, and duplicates it: a 
 """
 
 import atexit
+from collections.abc import Callable
 
 from hpctrain.comm import abort
 from hpctrain.comm.group import Group
@@ -26,15 +27,19 @@ class Mesh:
     with CollectiveMismatch. So make it early; `abort_on_error` covers what comes before, and sys.exit of one rank too.
 
     `Mesh(comm)` takes any communicator of mpi4py, `Mesh(None)` this process alone; both leave the program's end alone.
-    `grid` lays out stages and replicas; default: all ranks are replicas. Raises ValueError where MPI cannot be started.
+    `stages` cuts a model into so many groups of layers, the ranks that are left over are replicas; `grid` says the same
+    and which ranks are consecutive. Raises ValueError where MPI cannot be started or the ranks do not divide.
     """
 
-    def __init__(self, comm=LAUNCH, grid: Grid | None = None):
+    def __init__(self, comm=LAUNCH, grid: Grid | None = None, stages: int = 1):
         launched = isinstance(comm, str) and comm == LAUNCH
         if launched:
             comm = join_launch()
         size = comm.size if comm is not None else 1
-        self.grid = grid or Grid(1, size)
+        if size % stages:
+            fitting = ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
+            raise ValueError(f"stages={stages}: {size} ranks do not divide by it; {fitting} would do")
+        self.grid = grid or Grid(stages, size // stages)
         if self.grid.num_ranks != size:
             raise ValueError(f"a layout of {self.grid.num_ranks} ranks does not fit {size} ranks")
         self.progress = Progress()
@@ -47,6 +52,7 @@ class Mesh:
         self.meeting = Meeting(self.data.ring)
         self.groups: list[Group] = []  # further ones of the replicas
         self.parts: list[Group] = []  # of the pipe
+        self.on_close: list[Callable[[], None]] = []  # called first
         self.joined = False  # whether a model is inside a join
         self._closed = False
         self._at_exit = abort.at_exit(self.close) if launched and comm is not None else None
@@ -95,6 +101,8 @@ class Mesh:
             atexit.unregister(self._at_exit)
         if self._closed:
             return
+        for end in self.on_close:
+            end()
         if any(group.ring.broken for group in (*self.groups, *self.parts, self.data, self.world)):
             self._closed = True
             self._abandon()  # some were told in this very call, and do not come to what follows

@@ -170,7 +170,7 @@ class _Call:
 
     def forward(self, inputs: Tensor) -> Tensor:
         kind = inputs.device.type
-        self.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        self.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         self.inputs = inputs.detach().requires_grad_(inputs.requires_grad)
         with torch.enable_grad():
             self.outputs = self.function(self.inputs, *self.leaves)
@@ -185,7 +185,7 @@ class _Call:
 
     def differentiable(self, gradient: Tensor, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
         """Gradients of `tensors`, which are inputs, weight and bias, that can be differentiated again."""
-        with self.autocast:
+        with torch.autocast(*self.autocast):
             return _gradients(self.function(*tensors), tensors, gradient, create_graph=True)
 
 

@@ -14,13 +14,13 @@ from hpctrain.report.metrics import finite
 MEGABYTE = 1e6
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
     """Writes `value` as JSON (NaN and infinity as null) under a temporary name, then renames it to `path`."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(finite(value), file, indent=2, allow_nan=False)
+            json.dump(finite(value), file, indent=indent, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
 from hpctrain.train.facts import first_of_node
+from hpctrain.train.layout import grid_of, settled
 
 
 def run(argv: list[str], comm) -> int:
@@ -34,6 +35,9 @@ def run(argv: list[str], comm) -> int:
         mesh.close()
         return 2
     config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
+    if config.stages > 1:
+        mesh.close()
+        mesh = Mesh(comm, grid_of(config, mesh.size))
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
@@ -58,6 +62,7 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
     try:
         config, given = parse(argv)
         check_packages(config)
+        config = settled(config, num_ranks)
         name = config.task
         num_rows, num_held_out = lengths(prepared_task(config))
         if config.epochs is not None:
@@ -67,13 +72,13 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
         return {"usage": explained(name, error) if name else str(error)}
     for note in notes(config, given, num_ranks, num_rows, num_held_out):
         print(f"note: {note}", file=sys.stderr)
-    settled = {
+    absolute = {
         "task": absolute_name(config.task),
         "task_option": settled_options(config.task, config.task_option),
         "data": config.data and str(Path(config.data).absolute()),
         "run_dir": None,
     }
-    return {"config": asdict(replace(config, **settled)), "folder": str(folder)}
+    return {"config": asdict(replace(config, **absolute)), "folder": str(folder)}
 
 
 def lengths(task) -> tuple[int, int]:
@@ -122,11 +127,13 @@ def check_packages(config: Config) -> None:
 def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_held_out: int) -> list[str]:
     """Lines about flags without effect and about sizes that do not fit each other."""
     lines = []
-    rows, pieces = config.global_batch_size, num_ranks * config.num_microbatches
+    rows, pieces = config.global_batch_size, num_ranks // config.stages * config.num_microbatches
     if "momentum" in given and config.optimizer != "momentum":
         lines.append(f"--momentum has no effect with --optimizer {config.optimizer}")
     if "lr_min" in given and config.lr_schedule == "constant":
         lines.append("--lr-min has no effect with --lr-schedule constant")
+    if config.clip_norm and config.schedule == "1f1b-async" and config.stages > 1:
+        lines.append(f"--clip-norm {config.clip_norm}: --schedule 1f1b-async clips the gradients of each stage alone")
     if config.lr_warmup_steps >= config.steps:
         lines.append(f"--lr-warmup-steps {config.lr_warmup_steps}: the run ends before, after {config.steps} steps")
     if config.eval_every and config.eval_every > config.steps:

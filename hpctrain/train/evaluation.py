@@ -51,45 +51,54 @@ class Evaluation:
         requests = [Request(tuple(rows[start : start + self._batch_size])) for start in starts]
         sums: dict[str, list[float]] = {}
         with stage.evaluating():
-            for outputs, targets in self._outputs(stage, links, requests):
+            for outputs, targets in outputs_of(stage, links, self._mesh, self._batches(requests), len(requests)):
                 add(sums, checked_metric(self._metric(outputs, targets)))
         return sums
 
-    def _outputs(self, stage: Stage, links: Links | None, requests: list[Request]) -> Iterator[tuple[Any, Any]]:
-        """Outputs of the model and targets of each batch, where this rank has the last layer; nothing elsewhere."""
-        place = Place(self._mesh.stage, self._mesh.grid.num_stages, num_chunks=len(stage.parts))
-        reads = place.stage in (0, place.num_stages - 1)
-        batches = read(self._reader, requests, self._num_workers) if reads else iter(())
-        waiting: dict[Action, Any] = {}
-        for action in forwards(place, len(requests)):
-            part = stage.parts[action.chunk]
-            first, last = part.start == 0, part.stop == stage.num_layers
-            if action.op is Op.RECV_F:
-                waiting[action] = links.receive(Op.RECV_F, action.chunk)
-            elif action.op is Op.F:
-                inputs, targets = next(batches) if first or last else (None, None)
-                received = waiting.pop(action._replace(op=Op.RECV_F), None)
-                inputs = inputs if received is None else unpack(*received)
-                outputs = stage.forward(inputs, 0, 0, action.chunk)
-                if last:
-                    yield outputs, targets
-                else:
-                    waiting[action] = self._packed(outputs, received)
-                if received is not None:
-                    links.release(Op.RECV_F, action.chunk, received[0])
-            else:
-                links.send(Op.SEND_F, action.chunk, *waiting.pop(action._replace(op=Op.F)))
-            self._mesh.progress.poll()
-
-    def _packed(self, outputs: Any, received: tuple | None) -> tuple[list, Any]:
-        tensors, note = pack(outputs, lambda tensor: False)
-        return own(tensors, [] if received is None else [(Op.RECV_F, received[0])]), note
+    def _batches(self, requests: list[Request]) -> Iterator[tuple[Any, Any]]:
+        """Read only when somebody asks: the first stage and the last one."""
+        yield from read(self._reader, requests, self._num_workers)
 
     def _total(self, sums: dict[str, list[float]]) -> dict[str, list[float]]:
         total: dict[str, list[float]] = {}
         for part in self._mesh.everybody.all_gather_json(sums):
             add(total, part)
         return total
+
+
+def outputs_of(
+    stage: Stage, links: Links | None, mesh: Mesh, batches: Iterator[tuple[Any, Any]], num_batches: int
+) -> Iterator[tuple[Any, Any]]:
+    """Outputs of the model and targets of each batch, where this rank has the last layer; nothing elsewhere.
+
+    Collective over the stages of a replica, which all take equally many batches.
+    """
+    place = Place(mesh.stage, mesh.grid.num_stages, num_chunks=len(stage.parts))
+    waiting: dict[Action, Any] = {}
+    for action in forwards(place, num_batches):
+        part = stage.parts[action.chunk]
+        first, last = part.start == 0, part.stop == stage.num_layers
+        if action.op is Op.RECV_F:
+            waiting[action] = links.take(Op.RECV_F, action.chunk)
+        elif action.op is Op.F:
+            inputs, targets = next(batches) if first or last else (None, None)
+            received = waiting.pop(action._replace(op=Op.RECV_F), None)
+            inputs = inputs if received is None else unpack(*received)
+            outputs = stage.forward(inputs, 0, 0, action.chunk)
+            if last:
+                yield outputs, targets
+            else:
+                waiting[action] = _packed(outputs, received)
+            if received is not None:
+                links.release(Op.RECV_F, action.chunk, received[0])
+        else:
+            links.put(Op.SEND_F, action.chunk, *waiting.pop(action._replace(op=Op.F)))
+        mesh.progress.poll()
+
+
+def _packed(outputs: Any, received: tuple | None) -> tuple[list, Any]:
+    tensors, note = pack(outputs, lambda tensor: False)
+    return own(tensors, [] if received is None else [(Op.RECV_F, received[0])]), note
 
 
 def add(sums: dict[str, list[float]], part) -> None:

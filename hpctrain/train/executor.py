@@ -9,21 +9,24 @@ from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.stage import Stage
 from hpctrain.plan.program import updates_after
 from hpctrain.plan.schedule import Action, Op, Place
+from hpctrain.plan.simulate import COMPUTES
 from hpctrain.train.batches import Batches
 from hpctrain.train.passes import Passes
+from hpctrain.train.timing import Timing
 from hpctrain.train.update import StepResult, Update
 
 
 class Executor:
     """What each Op means here: forward, backward and messages are `passes`, what follows from gradients is `update`.
 
-    Runs schedule `name` at `place`. `watchers` are told of each action: (action, step, began, ended), the times of
+    Runs schedule `name` at `place`. `watchers` are told of each action: (action, its step, began, ended), in seconds of
     time.perf_counter.
     """
 
     def __init__(self, passes: Passes, update: Update, name: str, place: Place):
         self.passes, self.update, self.name, self.place = passes, update, name, place
         self.watchers: list[Callable[[Action, int, float, float], None]] = []
+        self.timing = Timing()
         self._methods = {**passes.methods, **update.methods}
         self._each = updates_after(name, place)
         self._progress = update.mesh.progress
@@ -52,14 +55,24 @@ class Executor:
         """
         self.passes.begin(step)
         self.update.begin(step)
+        self.timing.begin()
         for action in actions:
             began = time.perf_counter()
             self._arm(action)
             self._methods[action.op](action)
+            ended = time.perf_counter()
+            if action.op in COMPUTES:
+                self.timing.add(action.op, began, ended)
             for watch in self.watchers:
-                watch(action, self.update.step_number, began, time.perf_counter())
+                watch(action, step + self._steps_before(action), began, ended)
             self._progress.poll()
         return self.update.result
+
+    def _steps_before(self, action: Action) -> int:
+        """Steps of this run that are before that of the action: none, where each ends with a flush."""
+        once_an_update = action.op in (Op.REDUCE, Op.AGREE, Op.STEP)
+        each = self.place.num_microbatches // self._each if once_an_update else self.place.num_microbatches
+        return (action.microbatch or 0) // each
 
     def _arm(self, action: Action) -> None:
         if action.op in (Op.B, Op.W) and (action.microbatch + 1) % self._each == 0:

@@ -5,6 +5,8 @@ num_stages to stage q % num_stages: activations go along it, gradients come back
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,21 +39,27 @@ class Links:
                 self._receivers[Op.RECV_B, chunk] = self._make(Receiver, behind, theirs, BACK)
         for receiver in self._receivers.values():
             receiver.expect(sys.maxsize)
+        mesh.on_close.append(self.close)
 
     def _make(self, kind: type, peer: int, chunk: int, direction: int) -> Any:
         return kind(self._mesh.pipe.comm, peer, 2 * chunk + direction, self._mesh.progress)
 
-    def send(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
+    def put(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
         """Begins to send; the tensors may not be written to any more."""
-        self._senders[op, chunk].send([tensor.detach().contiguous() for tensor in tensors], note)
+        self._senders[op, chunk].put([tensor.detach().contiguous() for tensor in tensors], note)
 
-    def receive(self, op: Op, chunk: int) -> tuple[list[torch.Tensor], Any]:
+    def take(self, op: Op, chunk: int) -> tuple[list[torch.Tensor], Any]:
         """The next message of the stage before (RECV_F) or behind (RECV_B); its memory is lent until `release`."""
-        return self._receivers[op, chunk].receive()
+        return self._receivers[op, chunk].take()
 
     def release(self, op: Op, chunk: int, tensors: list[torch.Tensor]) -> None:
-        """Nothing reads what `receive` gave any more."""
+        """Nothing reads what `take` gave any more."""
         self._receivers[op, chunk].release(tensors)
+
+    def watch(self, told: Callable[[str, float, float], None]) -> None:
+        """`told(name, began, left)` of each tensor that is sent, the name as SEND_F."""
+        for (op, _), sender in self._senders.items():
+            sender.on_left = partial(told, op.value)
 
     @property
     def figures(self) -> tuple[int, int, int]:

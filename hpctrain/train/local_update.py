@@ -48,6 +48,10 @@ class LocalUpdate(Update):
     def all_weights(self) -> Iterable[torch.Tensor]:
         return (*super().all_weights(), *self.stash.tensors())
 
+    @property
+    def num_versions(self) -> int:
+        return self.stash.peak
+
     def add_loss(self, microbatch: int, loss: float, items: float) -> None:
         if not np.isfinite(loss):
             raise RankFailed(f"step {self._step_of(microbatch) + 1}: not finite: the loss on rank {self.mesh.rank}")

@@ -58,10 +58,10 @@ class Passes:
     ):
         self.stage, self.batches, self.loss, self.links, self.update = stage, batches, loss, links, update
         self.recompute, self.split = recompute, split
+        self._num_measured = max(batches.num_microbatches, 4 * update.mesh.grid.num_stages)
         self.meter = ActivationMeter(update.all_weights)
-        self.meter.active = split is None  # what is saved twice over, for two backwards, is no measure
         self.peak_in_flight = 0
-        self.begin(0)
+        self._was_measured = split is not None  # what is saved twice over, for two backwards, is no measure
         self.methods = {
             Op.RECV_F: self._receive_inputs,
             Op.F: self._forward,
@@ -75,6 +75,7 @@ class Passes:
     def begin(self, step: int) -> None:
         """What comes next is micro-batch 0 of `step`; nothing is in flight."""
         self._first_step, self._num_in_flight = step, 0
+        self.meter.active, self._was_measured = not self._was_measured, True
         self._flights: dict[tuple[int, int], Flight] = {}
 
     def _flight(self, action: Action) -> Flight | None:
@@ -96,13 +97,15 @@ class Passes:
 
     def _receive_inputs(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
-            flight.received = self.links.receive(Op.RECV_F, action.chunk)
+            flight.received = self.links.take(Op.RECV_F, action.chunk)
             flight.borrowed.append((Op.RECV_F, flight.received[0]))
 
     def _forward(self, action: Action) -> None:
         flight = self._flight(action)
         if flight is None:
             return
+        if action.microbatch == self._num_measured:
+            self.meter.active = False
         if self._is_first(action) or self._is_last(action):
             flight.batch = self.batches.microbatch(flight.step, flight.index)
         if self.recompute:
@@ -156,13 +159,13 @@ class Passes:
 
     def _send_outputs(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
-            self.links.send(Op.SEND_F, action.chunk, own(flight.outputs, flight.borrowed), flight.note)
+            self.links.put(Op.SEND_F, action.chunk, own(flight.outputs, flight.borrowed), flight.note)
             if self.recompute:
                 flight.outputs = []
 
     def _receive_gradients(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
-            tensors, places = self.links.receive(Op.RECV_B, action.chunk)
+            tensors, places = self.links.take(Op.RECV_B, action.chunk)
             flight.borrowed.append((Op.RECV_B, tensors))
             flight.gradients = dict(zip(places, tensors))
             self.update.learn(action.microbatch, tensors[len(places) :])
@@ -201,7 +204,7 @@ class Passes:
         if (flight := self._flight(action)) is not None:
             found = {place: each for place, each in enumerate(flight.arrivals.gradients) if each is not None}
             tensors = own(list(found.values()), flight.borrowed) + self.update.tell(action.microbatch)
-            self.links.send(Op.SEND_B, action.chunk, tensors, list(found))
+            self.links.put(Op.SEND_B, action.chunk, tensors, list(found))
             if not self.split:
                 self._end(flight, action)
 

@@ -1,6 +1,5 @@
 """One run from its configuration to its summary: builds the parts, lets the Trainer train, leaves the folder behind."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
-from hpctrain.model.weights import combined, fingerprints, save_weights
+from hpctrain.model.stage import Stage
 from hpctrain.report.console import print_closing
 from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
@@ -18,9 +17,13 @@ from hpctrain.train import facts
 from hpctrain.train.batches import Batches
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.checked import checked_baseline
+from hpctrain.train.clock import Clock
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
+from hpctrain.train.figures import pipeline_figures
+from hpctrain.train.final import final_weights, save
 from hpctrain.train.start import raise_where_different
+from hpctrain.train.tracing import Tracer
 from hpctrain.train.trainer import Trainer
 
 
@@ -34,13 +37,16 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
         data_sha256 = same_data(task, mesh)
         executor = build_executor(config, task, mesh)
         same_rows(executor.batches, mesh)
-        if recorder and executor.statistics.mixing:
-            print(f"note: {mixes_rows(executor, config.num_microbatches * mesh.data.size)}", file=sys.stderr)
+        note_mixing(executor, mesh)
+        clock = Clock(mesh)
+        tracer = Tracer(executor) if config.trace else None
         evaluation = build_evaluation(config, task, mesh)
         trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None, evaluation)
         trainer.train()
         executor.batches.close()
-        weights_sha256 = save_final_weights(executor, folder, mesh)
+        model, weights_sha256 = final_weights(config, task, executor, mesh)
+        if model is not None:
+            save(model, folder)
     except AgreedError as error:
         if recorder:
             recorder.close()
@@ -50,11 +56,14 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
         recorder.close()
         print("evaluating on the held-out rows", flush=True)
     hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
-    summary = summarise(config, task, trainer, mesh, hashes)
+    clock.end()
+    summary = summarise(config, task, trainer, mesh, hashes, clock)
+    if tracer is not None:
+        summary["trace"] = tracer.write(folder / "trace.json", clock, mesh)
     if recorder:
         if data_stamp(task) != stamp:
             print(f"note: --data {config.data}: changed or deleted since the run began", file=sys.stderr)
-        leave_behind(summary, executor, task, folder, launched(mesh))
+        leave_behind(summary, model, task, folder, launched(mesh))
     return 0
 
 
@@ -67,15 +76,20 @@ def data_stamp(task):
     return task.data_stamp() if hasattr(task, "data_stamp") else None
 
 
-def mixes_rows(executor: Executor, num_pieces: int) -> str:
-    """One line for who uses layers that see their micro-batch only."""
-    names, sampler = executor.statistics.mixing, executor.batches.sampler
+def note_mixing(executor: Executor, mesh: Mesh) -> None:
+    """One line for who uses layers that see their micro-batch only. Collective."""
+    told = mesh.everybody.all_gather_json(executor.update.statistics.mixing if mesh.replica == 0 else [])
+    names, sampler = [name for part in told for name in part], executor.batches.sampler
+    if not names or mesh.rank:
+        return
+    num_pieces = executor.batches.num_microbatches * mesh.data.size
     last = sampler.num_rows % sampler.batch_size or sampler.batch_size
     fewest = max(1, min(last, sampler.batch_size) // num_pieces)
-    return (
-        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} mixes the rows of a micro-batch, here"
-        f" {fewest} at least: training equals one process with --num-microbatches {num_pieces}, running statistics are"
-        " averaged over the replicas; GroupNorm and LayerNorm do not depend on the layout"
+    print(
+        f"note: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} mixes the rows of a micro-batch,"
+        f" here {fewest} at least: training equals one process with --num-microbatches {num_pieces}, running statistics"
+        " are averaged over the replicas; GroupNorm and LayerNorm do not depend on the layout",
+        file=sys.stderr,
     )
 
 
@@ -105,65 +119,44 @@ def same_rows(batches: Batches, mesh: Mesh) -> None:
     raise_where_different(mesh.world, lines, "reads different data", "rank")
 
 
-def save_final_weights(executor: Executor, folder: Path, mesh: Mesh) -> str:
-    """Writes model.safetensors, first thing after the last step; returns the fingerprint of the weights.
-
-    Raises AgreedError where replicas drifted apart. Collective.
-    """
-    lines = fingerprints(executor.stage.named_parameters())
-    raise_where_different(mesh.data, lines, "holds different weights at the end")
-    note_other_buffers(executor, mesh)
-    with executor.statistics.averaged(executor.items_seen):
-        if mesh.rank == 0:
-            stage = executor.stage
-            notes = {"names": "module" if stage.is_module else "layers", "aliases": json.dumps(stage.aliases())}
-            save_weights(stage.state(), folder / "model.safetensors", notes)
-    return combined(lines)
-
-
-def note_other_buffers(executor: Executor, mesh: Mesh) -> None:
-    """Says where replicas hold other buffers, running statistics aside, whose mean is known. Collective."""
-    averaged = tuple(f"{name}." for name in executor.statistics.names)
-    buffers = {name: each for name, each in executor.stage.named_buffers().items() if not name.startswith(averaged)}
-    everybody = mesh.data.all_gather_json(fingerprints(buffers))
-    differing = [line.split()[0] for line in everybody[0] if any(line not in theirs for theirs in everybody)]
-    if differing and mesh.rank == 0:
-        print(f"note: buffer {differing[0]} differs between the replicas; that of replica 0 is saved", file=sys.stderr)
-
-
-def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict) -> dict:
+def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict, clock: Clock) -> dict:
     """The summary of a finished run, on every rank. Collective."""
-    executor, grid, counters = trainer.executor, mesh.grid, mesh.data.ring.counters
+    executor, grid = trainer.executor, mesh.grid
     metrics = trainer.evaluate()
     waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
-    by_rank = mesh.world.all_gather_json(
-        [counters.bytes_sent, counters.messages_sent, counters.control_messages, facts.peak_memory_bytes(), waited]
-    )
-    sent, messages, control, memory, data_share = map(list, zip(*by_rank))
+    by_rank = mesh.world.all_gather_json([*sent(executor, mesh), facts.peak_memory_bytes(), waited])
+    bytes_sent, messages, control, memory, data_share = map(list, zip(*by_rank))
     layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": 0, "ranks": grid.num_ranks}
     return {
         "done": True,
         "task": config.task,
         "layout": layout,
+        "schedule": config.schedule if grid.num_stages > 1 else None,
         **trainer.figures(),
         "data_waiting_share": data_share,
         "baseline": or_note("baseline", lambda: checked_baseline(task.baseline()))
         if mesh.rank == 0 and hasattr(task, "baseline")
         else None,
         "eval": metrics,
-        "bytes_sent_per_rank": sent,
+        "bytes_sent_per_rank": bytes_sent,
         "messages_sent_per_rank": messages,
         "control_messages_per_rank": control,
-        "allreduce": executor.reduction.figures(),
-        "bubble_rate": None,
-        "peak_in_flight": [executor.peak_in_flight],
-        "weight_versions": [1],
+        "allreduce": executor.update.reduction.figures(),
+        **pipeline_figures(executor, clock.offset, trainer.longest_run, mesh),
         "staleness": None,
-        "peak_activation_bytes": None,
         "peak_memory_bytes": memory,
         "weights_sha256": hashes["weights_sha256"],
         "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
     }
+
+
+def sent(executor: Executor, mesh: Mesh) -> list[int]:
+    """Bytes, messages and control messages of this rank."""
+    rings = [mesh.data.ring.counters, *(part.ring.counters for part in mesh.parts)]
+    if mesh.everybody is not mesh.data:
+        rings.append(mesh.everybody.ring.counters)
+    by_ring = [(each.bytes_sent, each.messages_sent, each.control_messages) for each in rings]
+    return [sum(each) for each in zip(executor.passes.links.figures, *by_ring)]
 
 
 def or_note(member: str, call: Callable):
@@ -175,12 +168,12 @@ def or_note(member: str, call: Callable):
         return None
 
 
-def leave_behind(summary: dict, executor: Executor, task, folder: Path, launched: bool) -> None:
+def leave_behind(summary: dict, model: Stage, task, folder: Path, launched: bool) -> None:
     """The file that says `done`, then what the user sees. Rank 0 only."""
     write_json(folder / "summary.json", summary)
     if hasattr(task, "sample"):
-        with executor.stage.evaluating():
-            text = or_note("sample", lambda: task.sample(lambda inputs: executor.stage.forward(inputs, 0, 0)))
+        with model.evaluating():
+            text = or_note("sample", lambda: task.sample(lambda inputs: model.forward(inputs, 0, 0)))
         if text is not None:
             print(f"\nA sample of the trained model:\n{text}\n")
     print_closing(summary, folder, launched=launched)

@@ -9,6 +9,7 @@ from torch import nn
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
+from hpctrain.model.costs import walk
 from hpctrain.model.precision import Precision
 from hpctrain.plan.partition import check_stages, partition, split_by_counts
 from hpctrain.train.checked import checked_layer
@@ -54,12 +55,6 @@ def share_out(
 def _count(config: Config, factories: Sequence, num_parts: int, example: Callable[[], Any] | None) -> dict:
     how = config.stage_split
     inputs = example() if example is not None and how != "parameters" else None
-    try:
-        from hpctrain.model.costs import walk
-    except ImportError:  # TEMP
-        from types import SimpleNamespace as N
-
-        walk = lambda f, *a: N(costs=[N(flops=1, parameters=1) for _ in f], shared=[])
     found = walk(factories, inputs, config.seed, Precision(config.precision), checked_layer)
     if how in WAYS:
         costs = [cost.flops if how == "flops" and inputs is not None else cost.parameters for cost in found.costs]

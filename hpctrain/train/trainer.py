@@ -49,6 +49,7 @@ class Trainer:
         self.config, self.executor, self.mesh, self.note = config, executor, mesh, note
         self.evaluation = evaluation
         self.state = TrainState()
+        self.longest_run = 1  # steps without an empty pipeline between them
         self.rate = partial(
             learning_rate,
             num_steps=config.steps,
@@ -109,6 +110,7 @@ class Trainer:
         executor, step = self.executor, self.state.step
         updates = 1 if SCHEDULES[executor.name].flushes else stop - step
         place = executor.place._replace(num_updates=updates)
+        self.longest_run = max(self.longest_run, updates)
         clips = self.config.clip_norm is not None
         self._began, self._waited = time.perf_counter(), executor.batches.seconds
         executor.run(actions(executor.name, place, executor.update.shared.is_here, clips), step)

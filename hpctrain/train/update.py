@@ -78,6 +78,11 @@ class Update:
     def all_weights(self) -> Iterable[torch.Tensor]:
         return self.stage.named_parameters().values()
 
+    @property
+    def num_versions(self) -> int:
+        """Versions of the weights held at once, at most."""
+        return 1
+
     def add_loss(self, microbatch: int, loss: float, items: float) -> None:
         """The sum over the items of a micro-batch, which this rank computed."""
         self._agreement.add_loss(loss, items)

@@ -1,12 +1,15 @@
 """A task of the user's own by the command line: rows read ahead, evaluated, exported; and data that fail on the way."""
 
 import json
+import shutil
 import signal
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from hpctrain import cli
 from tests.cli.test_train import MODULE, train
 from tests.harness.launch import ROOT, run_mpi, run_python
 
@@ -19,6 +22,17 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "noisy"
     flags = ["--epochs", "2", "--batch-size", "12", "--eval-every", "3", "--clip-norm", "1", "--tensorboard"]
     return folder, *train(3, folder, *TASK, *flags)
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs a command in this process: its exit code, standard output, standard error."""
+
+    def run(*argv):
+        code = cli.main([str(word) for word in argv], None)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 def test_it_runs_by_epochs_and_notes_what_was_asked_for(run):
@@ -56,22 +70,19 @@ def test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits(run, tmp_
     assert alone["final_loss"] == pytest.approx(summary["final_loss"], rel=1e-4)
 
 
-def test_evaluate_gives_the_metrics_of_the_run_on_any_number_of_ranks(run):
+def test_evaluate_gives_the_metrics_of_the_run_on_any_number_of_ranks(run, command):
     folder, summary, _ = run
-    for n in (0, 2):
-        argv = [*MODULE, "evaluate", folder]
-        result = run_mpi(n, [sys.executable, *argv], timeout=60) if n else run_python(*argv, timeout=60)
-        assert result.returncode == 0, result
-        first, metric = result.stdout.splitlines()
+    two = run_mpi(2, [sys.executable, *MODULE, "evaluate", folder], timeout=60)
+    for code, out, err in ((two.returncode, two.stdout, two.stderr), command("evaluate", folder)):
+        assert code == 0, err
+        first, metric = out.splitlines()
         assert first == f"9 rows (eval) of the task's own data, weights of {folder}"
         assert metric.startswith("loss ") and float(metric[5:]) == pytest.approx(summary["eval"]["loss"], rel=1e-4)
-    every = run_python(*MODULE, "evaluate", folder, "--split", "all", "--batches", "2", timeout=60)
-    assert every.stdout.startswith("24 of 49 rows (all)"), every
+    _, every, _ = command("evaluate", folder, "--split", "all", "--batches", "2")
+    assert every.startswith("24 of 49 rows (all)"), every
 
 
-def test_export_writes_what_plain_torch_loads(run, tmp_path):
-    from safetensors.torch import load_file
-
+def test_export_writes_what_plain_torch_loads(run, command, tmp_path):
     folder, _, _ = run
     out = tmp_path / "out.safetensors"
     result = run_python(*MODULE, "export", folder, out, timeout=60)
@@ -79,8 +90,8 @@ def test_export_writes_what_plain_torch_loads(run, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     model.load_state_dict(load_file(out))
     assert torch.equal(model[2].weight, load_file(folder / "model.safetensors")["layers.2.weight"])
-    again = run_python(*MODULE, "export", folder, out, timeout=60)
-    assert (again.returncode, again.stderr) == (2, f"hpctrain: {out}: exists already; name a new file\n")
+    code, _, err = command("export", folder, out)
+    assert (code, err) == (2, f"hpctrain: {out}: exists already; name a new file\n")
 
 
 @pytest.mark.parametrize(
@@ -102,33 +113,26 @@ def test_a_mistake_is_one_line(run, argv, line):
     assert result.returncode == 2 and len(told) == 1 and line in told[0], result
 
 
-def test_weights_that_do_not_fit_the_task_are_told(run, tmp_path):
-    import shutil
-
+def test_weights_that_do_not_fit_the_task_are_told(run, command, tmp_path):
     folder, _, _ = run
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     weights = other / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    damaged = run_python(*MODULE, "evaluate", other, timeout=60)
-    assert damaged.returncode == 2 and f"{weights}: damaged, or no safetensors file" in damaged.stderr, damaged
-    from safetensors.torch import save_file
-
+    code, _, err = command("evaluate", other)
+    assert code == 2 and f"{weights}: damaged, or no safetensors file" in err, err
     save_file({"layers.0.weight": torch.ones(8, 3)}, weights)
-    foreign = run_python(*MODULE, "evaluate", other, timeout=60)
-    assert (
-        foreign.returncode == 2
-        and "other weights than the task's: layers.0.bias (8,) is only in the model" in foreign.stderr
-    )
+    code, _, err = command("evaluate", other)
+    assert code == 2 and "other weights than the task's: layers.0.bias (8,) is only in the model" in err, err
 
 
-@pytest.mark.parametrize("workers", (0, 1))
+MISSING = "hpctrain: a row cannot be read: /no/such/row.png: No such file or directory"
+BUG = "RuntimeError: row 5 is a bug of the task"
+
+
 @pytest.mark.parametrize(
-    "fault, words, traceback",
-    [
-        ("missing", "hpctrain: a row cannot be read: /no/such/row.png: No such file or directory", False),
-        ("raise", "RuntimeError: row 5 is a bug of the task", True),
-    ],
+    "workers, fault, words, traceback",
+    [(0, "missing", MISSING, False), (1, "missing", MISSING, False), (0, "raise", BUG, True)],
 )
 def test_data_that_fail_on_the_way_end_all_ranks_by_one_line(workers, fault, words, traceback, tmp_path):
     result = failing(tmp_path, fault, workers)
@@ -148,10 +152,10 @@ def test_a_rank_that_is_killed_ends_all_and_leaves_no_reading_process(fault, wor
     assert failing(tmp_path, fault, workers).returncode not in (0, 1, 2)
 
 
-@pytest.mark.parametrize("fault", ("raise", "terminated"))
-def test_one_process_that_ends_by_force_leaves_no_reading_process(fault, tmp_path):
+@pytest.mark.parametrize("fault, code, words", [("raise", 1, ("Traceback", BUG)), ("terminated", -signal.SIGTERM, ())])
+def test_one_process_that_ends_by_force_leaves_no_reading_process(fault, code, words, tmp_path):
     result = failing(tmp_path, fault, 1, ranks=0)
-    assert result.returncode == (1 if fault == "raise" else -signal.SIGTERM), result
+    assert result.returncode == code and all(word in result.stderr for word in words), result
 
 
 def failing(tmp_path, fault, workers, ranks=2):

@@ -48,7 +48,7 @@ def test_a_run_folder_that_exists_is_left_alone(env, tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "treasure").write_text("gold")
-    assert say(3, env, "--run-dir", taken) == [
+    assert say(2, env, "--run-dir", taken) == [
         f"[rank 0] hpctrain: --run-dir {taken}: exists already; name a new folder"
     ]
     assert [path.name for path in taken.iterdir()] == ["treasure"]
@@ -61,7 +61,7 @@ def test_data_that_cannot_be_used_is_one_line_and_leaves_no_folder(content, env,
     data = tmp_path / "data.txt"
     if content is not None:
         data.write_bytes(content)
-    (line,) = say(3, env, "--data", data, cwd=tmp_path)
+    (line,) = say(2, env, "--data", data, cwd=tmp_path)
     assert line.startswith(f"[rank 0] hpctrain: --data {data}: "), line
     assert not (tmp_path / "runs").exists()
 

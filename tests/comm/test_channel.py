@@ -44,12 +44,12 @@ def pass_on(link, messages):
 
     if isinstance(link, Sender):
         for tensors, note in messages:
-            link.send(tensors, note)
+            link.put(tensors, note)
         link.close()
     elif isinstance(link, Receiver):
         link.expect(len(messages))
         for tensors, note in messages:
-            found, told = link.receive()
+            found, told = link.take()
             assert told == note and len(found) == len(tensors)
             for each, expected in zip(found, tensors):
                 assert each.dtype == expected.dtype and each.shape == expected.shape and torch.equal(each, expected)
@@ -95,13 +95,13 @@ def test_only_the_payload_counts_and_what_does_not_change_is_described_once(link
 def test_memory_is_used_again_once_it_is_released(link):
     if isinstance(link, Sender):
         for _ in range(6):
-            link.send([numbers(1000)])
+            link.put([numbers(1000)])
         link.close()
     elif isinstance(link, Receiver):
         link.expect(6)
         places = set()
         for _ in range(6):
-            tensors, _ = link.receive()
+            tensors, _ = link.take()
             places.add(tensors[0].data_ptr())
             link.release(tensors)
         link.close()
@@ -117,8 +117,8 @@ def test_both_directions_at_once(torch, fresh_comm):
     sender, receiver = Sender(comm, peer, lanes[0], progress), Receiver(comm, peer, lanes[1], progress)
     receiver.expect(5)
     for number in range(5):
-        sender.send([numbers(1 << 20, seed=number + comm.rank)])
-        tensors, _ = receiver.receive()
+        sender.put([numbers(1 << 20, seed=number + comm.rank)])
+        tensors, _ = receiver.take()
         assert torch.equal(tensors[0], numbers(1 << 20, seed=number + peer))
         receiver.release(tensors)
     sender.close()
@@ -127,9 +127,9 @@ def test_both_directions_at_once(torch, fresh_comm):
 
 def test_what_is_posted_and_does_not_come_is_taken_back(link, torch):
     if isinstance(link, Sender):
-        link.send([numbers(9)])
+        link.put([numbers(9)])
         link.close()
     elif isinstance(link, Receiver):
         link.expect(3)
-        assert torch.equal(link.receive()[0][0], numbers(9))
+        assert torch.equal(link.take()[0][0], numbers(9))
         link.close()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -24,11 +23,7 @@ SUMMARY = {
     "peak_in_flight": [3, 2, 1],
     "weight_versions": [1, 1, 1],
     "peak_activation_bytes": [9_500_000, 6_500_000, 3_500_000],
-    "stages": [
-        {"layers": [0, 1], "parameters": 123_456},
-        {"layers": [2, 2], "parameters": 7},
-        {"layers": [3, 5], "parameters": 8},
-    ],
+    "stages": [{"layers": pair, "parameters": n} for pair, n in (([0, 1], 123_456), ([2, 2], 7), ([3, 5], 8))],
 }
 LINES = [
     {"step": step, "loss": None if step == 7 else 4.0 - step / 10, "seconds": 0.1, "rows_per_second": 10.0}
@@ -55,17 +50,17 @@ def recorded(num_steps=4, pieces=6) -> list[RankTrace]:
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Writes a run's folder; what is None is left out. Text and bytes are written as they are, all else as JSON."""
+    """Writes a run's folder; what is None is left out. Text is written as it is, all else as JSON."""
 
     def make(name="text-20300101-120000", metrics=LINES, summary=SUMMARY, trace=None, config='task = "text"\n'):
         folder = tmp_path / name
         folder.mkdir()
-        lines = metrics if not isinstance(metrics, list) else "".join(json.dumps(line) + "\n" for line in metrics)
+        lines = "".join(json.dumps(line) + "\n" for line in metrics) if isinstance(metrics, list) else metrics
         files = {"metrics.jsonl": lines, "summary.json": summary, "trace.json": trace, "config.toml": config}
         for place, content in files.items():
             if content is not None:
-                text = content if isinstance(content, (str, bytes)) else json.dumps(content)
-                (folder / place).write_bytes(text if isinstance(text, bytes) else text.encode())
+                text = content if isinstance(content, str) else json.dumps(content)
+                (folder / place).write_text(text, encoding="latin-1")
         return folder
 
     return make
@@ -79,6 +74,7 @@ class Page(HTMLParser):
         self.text, self.tags, self.attributes, self._open = "", [], [], []
         self.feed(html)
         self.close()
+        self.text = " ".join(self.text.split())
         assert self._open == []
 
     def handle_starttag(self, tag, attributes):
@@ -104,27 +100,22 @@ def picture_size(folder) -> tuple[int, int]:
     return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
-def words(text: str) -> str:
-    return " ".join(text.split())
-
-
 def test_the_page_tells_of_bubbles_stages_time_and_configuration(make_run, capsys):
     folder = make_run(trace=chrome(recorded()), config="# stages x replicas: 3 x 1\n")
     assert report.run([str(folder)], None) == 0
     assert capsys.readouterr().out == f"report in {folder / 'report.html'} and {folder / 'report.png'}\n"
     page = read_page(folder)
-    told = words(page.text)
-    assert "text-20300101-120000 text, schedule 1f1b" in told and "3: 3 stages x 1 replica" in told
-    assert re.search(r"formula 25\.0 % .* simulated 31\.2 % .* measured 25\.0 % ", told)
-    assert "0 0 to 1 123,456 3 1 9.5 MB 1 2 7 2 1 6.5 MB 2 3 to 5 8 1 1 3.5 MB" in told
-    assert "agree to within 2.0 microseconds" in told and "# stages x replicas: 3 x 1" in told
+    assert "text-20300101-120000 text, schedule 1f1b" in page.text and "3: 3 stages x 1 replica" in page.text
+    assert re.search(r"formula 25\.0 % .* simulated 31\.2 % .* measured 25\.0 % ", page.text)
+    assert "0 0 to 1 123,456 3 1 9.5 MB 1 2 7 2 1 6.5 MB 2 3 to 5 8 1 1 3.5 MB" in page.text
+    assert "agree to within 2.0 microseconds" in page.text and "# stages x replicas: 3 x 1" in page.text
     assert page.tags.count("svg") == 2 and picture_size(folder)[1] > picture_size(folder)[0] / 2
 
 
 def test_the_page_needs_nothing_from_outside_and_its_ids_are_its_own(make_run):
     folder = make_run(trace=chrome(recorded()))
     assert report.run([str(folder)], None) == 0
-    page, html = read_page(folder), (folder / "report.html").read_text()
+    page, html = read_page(folder), (folder / "report.html").read_text(encoding="utf-8")
     assert not {"script", "link", "img", "iframe", "image"} & set(page.tags)
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids)) > 10
@@ -147,7 +138,7 @@ def test_without_a_trace_there_is_no_timeline(make_run):
     folder = make_run()
     assert report.run([str(folder)], None) == 0
     page = read_page(folder)
-    assert page.tags.count("svg") == 1 and "measured \u2013" in words(page.text)
+    assert page.tags.count("svg") == 1 and "measured \u2013" in page.text
     assert picture_size(folder)[1] < picture_size(folder)[0] / 2
     for empty in ([], [RankTrace(0, 0, 0, 0.0, 0.0, [])]):
         (folder / "trace.json").write_text(json.dumps(chrome(empty)))
@@ -161,7 +152,7 @@ def test_an_unfinished_run_has_its_losses_so_far(make_run, capsys):
     assert report.run([str(folder)], None) == 0
     assert capsys.readouterr().out.startswith("the run has not finished: no summary.json yet, 5 steps so far\n")
     page = read_page(folder)
-    assert "Unfinished: no summary.json yet; 5 steps so far." in words(page.text) and page.tags.count("svg") == 1
+    assert "Unfinished: no summary.json yet; 5 steps so far." in page.text and page.tags.count("svg") == 1
 
 
 @pytest.mark.parametrize("summary", [{}, dict.fromkeys(SUMMARY)])
@@ -175,8 +166,7 @@ def test_names_and_settings_are_escaped(make_run):
     name = "<script>&$x^$\"'"
     folder = make_run(name, config='task = "</pre><script>alert(1)</script>"\n', summary={**SUMMARY, "task": "<i>"})
     assert report.run([str(folder)], None) == 0
-    page = read_page(folder)
-    assert not {"script", "i"} & set(page.tags)
+    assert not {"script", "i"} & set((page := read_page(folder)).tags)
     assert name in page.text and "</pre><script>alert(1)</script>" in page.text
 
 
@@ -191,7 +181,7 @@ def test_names_and_settings_are_escaped(make_run):
         ({"metrics": [[1]]}, "metrics.jsonl, line 1: no metrics of a step"),
         ({"summary": "{"}, "summary.json: not JSON"),
         ({"summary": [3]}, "summary.json: no summary of a run"),
-        ({"trace": b"\xff"}, "trace.json: no trace that hpctrain wrote"),
+        ({"trace": "\xff"}, "trace.json: no trace that hpctrain wrote"),
         ({"trace": {"traceEvents": []}}, "trace.json: no trace that hpctrain wrote, 'otherData' is missing"),
     ],
 )
@@ -238,8 +228,7 @@ def test_a_timeline_shows_so_many_steps_that_their_numbers_have_room(num_steps, 
     found, start, _ = shown(traces)
     assert found == steps
     assert start == min(event.start for trace in traces for event in trace.aligned() if event.step == steps[0])
-    axes = timeline_figure(traces).axes[0]
-    numbers = [text.get_text() for text in axes.texts]
+    numbers = [text.get_text() for text in timeline_figure(traces).axes[0].texts]
     assert len(numbers) >= STAGES * min(MAX_BOXES, 2 * pieces * len(steps)) * 0.9
     assert set(numbers) <= {str(number) for number in range(pieces)}
 
@@ -255,6 +244,6 @@ def test_drawing_needs_neither_torch_nor_a_screen(make_run):
     folder = make_run(trace=chrome(recorded()))
     program = "import sys; from hpctrain.tools import report; code = report.run(sys.argv[1:], None); "
     program += "print(code, *({'torch', 'mpi4py', 'matplotlib.pyplot'} & sys.modules.keys()))"
-    command = [shutil.which(sys.executable), "-c", program, str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"HOME": str(folder)})
-    assert (ended.stdout.splitlines()[-1], ended.returncode) == ("0", 0), ended.stderr
+    command = [sys.executable, "-c", program, str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.splitlines()[-1:], ended.returncode) == (["0"], 0), ended.stderr

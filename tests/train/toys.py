@@ -203,7 +203,6 @@ def run(task, comm=None, log=None, **settings):
         executor.watchers.append(lambda action, *times: log.append(action))
     trainer = Trainer(config, executor, mesh, lines.append)
     trainer.train()
-    executor.passes.links.close()
     weights = all_weights(executor, mesh)
     mesh.close()
     return [line["loss"] for line in lines], weights, executor

@@ -1,0 +1,52 @@
+"""One rank's spans for the trace: what its executor did, and what was on its way meanwhile."""
+
+from pathlib import Path
+
+from hpctrain.comm.mesh import Mesh
+from hpctrain.plan.schedule import Action, Op
+from hpctrain.plan.simulate import COMPUTES
+from hpctrain.report.summary import write_json
+from hpctrain.report.trace import RankTrace, Trace, bubble_rate, chrome, hidden_share
+from hpctrain.train.clock import Clock
+from hpctrain.train.executor import Executor
+
+WAITS = (Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.TIE, Op.AGREE)
+
+
+class Tracer:
+    """Watches `executor` from here on."""
+
+    def __init__(self, executor: Executor):
+        self.trace = Trace()
+        self._executor, self._step = executor, 0
+        executor.watchers.append(self._watch)
+        executor.passes.links.watch(self._sent)
+
+    def _watch(self, action: Action, step: int, began: float, ended: float) -> None:
+        self._step = step = step + 1  # as metrics.jsonl counts
+        if action.op in COMPUTES or action.op is Op.STEP:
+            self.trace.add("compute", str(action), began, ended, step)
+        elif action.op in WAITS:
+            self.trace.add("waiting", str(action), began, ended, step)
+        if action.op is Op.REDUCE and self._executor.update.mesh.data.size > 1:
+            for number, sum_ in enumerate(self._executor.update.reduction.collectives):
+                self.trace.add("communication", f"gradients {number}", sum_.began, sum_.began + sum_.seconds, step)
+
+    def _sent(self, name: str, began: float, ended: float) -> None:
+        self.trace.add("communication", name, began, ended, self._step)
+
+    def write(self, path: Path, clock: Clock, mesh: Mesh) -> dict:
+        """One file of all ranks, by rank 0; returns what the summary says of it. Collective."""
+        events, dropped = self.trace.events, self.trace.dropped
+        own = RankTrace(mesh.rank, mesh.stage, mesh.replica, clock.offset, clock.error, events, dropped)
+        told = mesh.world.gather_json(own)
+        if told is None:
+            return {}
+        traces = [RankTrace(*each) for each in told]
+        write_json(path, chrome(traces), indent=None)
+        return {
+            "bubble_rate": bubble_rate(traces),
+            "hidden_share": hidden_share(traces),
+            "clock_error": max(trace.error for trace in traces),
+            "dropped_events": sum(trace.dropped for trace in traces),
+        }
