@@ -76,6 +76,11 @@ class Mesh:
         self.groups.append(Group(duplicate(self.data.comm), self.progress))
         return self.groups[-1]
 
+    def add_pipe(self) -> Group:
+        """A further group of the stages of this replica; closed with the mesh. Collective."""
+        self.parts.append(Group(duplicate(self.pipe.comm), self.progress))
+        return self.parts[-1]
+
     def part_of_pipe(self, takes_part: bool) -> Group | None:
         """Those stages of this replica that take part, closed with the mesh; None on others. Collective."""
         self.world.barrier()

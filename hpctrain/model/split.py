@@ -6,13 +6,11 @@ a whole backward, as torch computes both: each such call gets a small graph of i
 weight and bias to its outputs, and B and W ask it for one half each.
 
 A parameter whose gradient is more than that gets all of it in B: one that two modules share, that has hooks, or that
-other functions take too. Such a use counts from where a forward first meets it; in the one micro-batch that met it
-after a split use, under autocast, the gradient may differ in rounding.
+other functions take too (where autocast casts it for both, the first such micro-batch may differ in rounding).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from itertools import chain, compress
 from typing import Any
 
@@ -64,19 +62,19 @@ class SplitBackward:
         self.parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.names = frozenset(self._names[key] for key in _alone(layers) if key in self._names)
-        self._whole: set[str] = set()  # used by something that is not split
+        self.whole: set[str] = set()  # those that something else takes too
         self._deferred: set[str] = set()
         self._aliases: dict[str, Tensor] = {}
-        self._weights: dict[str, str] = {}  # of each bias
+        self._weights: dict[str, str] = {}  # by bias, which can have one only
         self._work: list[tuple[_Call, Tensor]] = []
 
     @property
     def unsplit(self) -> list[str]:
         """Parameters of two or more dimensions, in layer order, that no backward so far left to W."""
-        split = self._deferred - self._whole
+        split = self._deferred - self.whole
         return [n for n, p in self.parameters.items() if p.requires_grad and p.dim() >= 2 and n not in split]
 
-    def forward(self) -> AbstractContextManager:
+    def forward(self) -> "_Splitting":
         """A forward inside it has a backward that leaves W to do; without a graph it is as any other."""
         return _Splitting(self)
 
@@ -87,28 +85,27 @@ class SplitBackward:
 
     def defer(self, call: "_Call", gradient: Tensor) -> bool:
         """Leaves weight and bias of the call to W; False if they have been used in another way since."""
-        if is_free := self._whole.isdisjoint(call.names):
+        if is_free := self.whole.isdisjoint(call.names):
             self._deferred.update(call.names)
             self._work.append((call, gradient))
         return is_free
 
-    def note(self, values: Iterable[Any]) -> None:
-        """These are used in another way: the parameters among them are not split from here on."""
+    def named(self, values: Iterable[Any]) -> Iterator[str]:
+        """Names of the parameters among the arguments of a function."""
         for value in values:
             if isinstance(value, (list, tuple)):
-                self.note(value)
+                yield from self.named(value)
             elif id(value) in self._names:
-                self._whole.add(self._names[id(value)])
+                yield self._names[id(value)]
 
     def leaves(self, weight: Tensor, bias: Any) -> dict[str, Tensor] | None:
         """Aliases of both by name, a bias left out that requires no gradient; None where they cannot be split."""
         tensors = [weight, bias] if isinstance(bias, Tensor) and bias.requires_grad else [weight]
         names = [self._names.get(id(tensor)) for tensor in tensors]
-        is_free = all(tensor.requires_grad and not tensor._backward_hooks for tensor in tensors)
-        if not is_free or not self.names.issuperset(names) or not self._whole.isdisjoint(names):
+        is_free = self.names.issuperset(names) and self.whole.isdisjoint(names)
+        is_free = is_free and all(tensor.requires_grad and not tensor._backward_hooks for tensor in tensors)
+        if not is_free or self._weights.setdefault(names[-1], names[0]) != names[0]:
             return None
-        if self._weights.setdefault(names[-1], names[0]) != names[0]:
-            return None  # a bias of two weights
         return {name: self._alias(name) for name in names}
 
     def _alias(self, name: str) -> Tensor:
@@ -133,15 +130,16 @@ class _Splitting(TorchFunctionMode):
             if outputs is not None:
                 return outputs
         result = function(*args, **kwargs)
-        if any(tensor.grad_fn is not None for tensor in tensors_in(result)):
-            self.split.note((*args, *kwargs.values()))
+        names = list(self.split.named((*args, *kwargs.values())))
+        if names and any(tensor.grad_fn is not None for tensor in tensors_in(result)):
+            self.split.whole.update(names)
         return result
 
     def _split(self, function, input=None, weight=None, bias=None, *others, **named) -> Tensor | None:
         """Outputs of the call, None where it cannot be split."""
         if not all(isinstance(tensor, Tensor) for tensor in (input, weight)) or _is_watched():
             return None
-        self.split.note([input])
+        self.split.whole.update(self.split.named([input]))
         leaves = self.split.leaves(weight, bias)
         if leaves is None:
             return None
@@ -173,10 +171,9 @@ class _Call:
         self.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         self.inputs = inputs.detach().requires_grad_(inputs.requires_grad)
         with torch.enable_grad():
-            self.outputs = self.function(self.inputs, *self.leaves)
-        outputs = self.outputs.detach()
-        self.outputs.data = outputs.new_zeros(()).expand(outputs.shape)  # no W needs their numbers
-        return outputs
+            outputs = self.function(self.inputs, *self.leaves)
+            self.outputs = _End.apply(outputs)
+        return outputs.data  # what is done to them in place does not concern this graph
 
     def backward(self, gradient: Tensor, whole: bool) -> list[Tensor | None]:
         """Gradients of inputs, weight and bias; the latter are None unless `whole`."""
@@ -187,6 +184,13 @@ class _Call:
         """Gradients of `tensors`, which are inputs, weight and bias, that can be differentiated again."""
         with torch.autocast(*self.autocast):
             return _gradients(self.function(*tensors), tensors, gradient, create_graph=True)
+
+
+class _End(torch.autograd.Function):
+    """The end of a graph without its numbers: their shape, in the memory of one."""
+
+    forward = staticmethod(lambda ctx, outputs: outputs.new_zeros(()).expand(outputs.shape))
+    backward = staticmethod(lambda ctx, gradient: gradient)
 
 
 class _InputGradient(torch.autograd.Function):
@@ -205,7 +209,7 @@ class _InputGradient(torch.autograd.Function):
         if gradient is None:
             return (None, None, *(None for _ in call.names))
         if torch.is_grad_enabled():  # create_graph=True
-            call.split.note(ctx.saved_tensors[1:])
+            call.split.whole.update(call.names)
             return (None, *call.differentiable(gradient, ctx.saved_tensors))
         adds, returns = _purpose(node for node, _ in ctx.next_functions[1:])
         return (None, *call.backward(gradient, whole=returns or (adds and not call.split.defer(call, gradient))))
@@ -220,10 +224,7 @@ def _gradients(outputs: Tensor, tensors: Iterable[Tensor | None], gradient: Tens
 
 
 def _purpose(nodes: Iterable) -> tuple[bool, bool]:
-    """Whether the running backward adds to `grad` of the parameters of `nodes`, and whether it returns their gradients.
-
-    autograd.grad() never adds, and returns what it is asked for.
-    """
+    """Whether the running backward adds to `grad` of the parameters of `nodes`; whether it returns theirs instead."""
     try:
         return any(torch._C._will_engine_execute_node(node) for node in nodes), False
     except RuntimeError:  # "we are currently running autograd.grad()"

@@ -19,10 +19,13 @@ AHEAD, BACK = 0, 1
 
 
 class Links:
-    """Of a rank of `mesh` that holds `num_chunks` groups of layers; none where there is one stage. Close it."""
+    """Of a rank of `mesh` with `num_chunks` groups of layers; none where there is one stage. Collective; close it.
+
+    They have a communicator of their own, so several models may share a mesh.
+    """
 
     def __init__(self, mesh: Mesh, num_chunks: int = 1):
-        self._mesh = mesh
+        self._comm, self._progress = mesh.add_pipe().comm, mesh.progress
         self._senders: dict[tuple[Op, int], Sender] = {}
         self._receivers: dict[tuple[Op, int], Receiver] = {}
         stage, num_stages = mesh.stage, mesh.grid.num_stages
@@ -42,7 +45,7 @@ class Links:
         mesh.on_close.append(self.close)
 
     def _make(self, kind: type, peer: int, chunk: int, direction: int) -> Any:
-        return kind(self._mesh.pipe.comm, peer, 2 * chunk + direction, self._mesh.progress)
+        return kind(self._comm, peer, 2 * chunk + direction, self._progress)
 
     def put(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
         """Begins to send; the tensors may not be written to any more."""

@@ -3,10 +3,8 @@
 import itertools
 
 import pytest
-import torch
 
-from hpctrain.plan.program import program
-from hpctrain.plan.schedule import SCHEDULES, Place
+from hpctrain.plan.schedule import SCHEDULES
 from tests.train.test_equivalence import assert_equal_to_reference, part_of, settings
 from tests.train.toys import Deep, run
 
@@ -32,7 +30,13 @@ def test_every_grid_and_schedule_equals_one_process(comm, stages, replicas, sche
         if fits(schedule, stages, pieces):
             how = {"steps": 3, "clip_norm": clip}
             losses, weights, _ = run(
-                Deep(), part, stages=stages, schedule=schedule, num_microbatches=pieces, **how, **settings(optimizer, 13)
+                Deep(),
+                part,
+                stages=stages,
+                schedule=schedule,
+                num_microbatches=pieces,
+                **how,
+                **settings(optimizer, 13),
             )
             assert_equal_to_reference(losses, weights, "deep", optimizer, 13, **how)
     part.Free()

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
-from hpctrain.train.build import build_executor
+from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.layout import grid_of, settled
 from hpctrain.train.trainer import Trainer
 
@@ -201,8 +201,9 @@ def run(task, comm=None, log=None, **settings):
     executor = build_executor(config, task, mesh)
     if log is not None:
         executor.watchers.append(lambda action, *times: log.append(action))
-    trainer = Trainer(config, executor, mesh, lines.append)
+    evaluation = build_evaluation(config, task, mesh) if config.eval_every else None
+    trainer = Trainer(config, executor, mesh, lines.append, evaluation)
     trainer.train()
     weights = all_weights(executor, mesh)
     mesh.close()
-    return [line["loss"] for line in lines], weights, executor
+    return [line["loss"] for line in lines if "loss" in line], weights, executor
