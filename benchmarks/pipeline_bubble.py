@@ -3,8 +3,8 @@
     mpirun -n 4 python benchmarks/pipeline_bubble.py
 
 Each rank is a stage. Its computations sleep, so they take a known time and no core: what is measured is the schedule,
-with all its messages and updates, and eight stages need no eight cores. Only the last fifth of a millisecond of a sleep
-is spent awake, to end it on time.
+with all its messages and updates, and eight stages need no eight cores. Only the end of a sleep, a
+fifth of a millisecond, is spent awake.
 
 The bubble is simulated with the seconds that the computations took in this run, the length of a step with the seconds
 that they were asked to take. So whatever the library adds to a step shows in its length.
@@ -12,30 +12,25 @@ that they were asked to take. So whatever the library adds to a step shows in it
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import time
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from timed import WIDTH, TimedLayer, TimedSplit
 
 from hpctrain import Mesh, Pipeline
 from hpctrain.comm.clock import clock_offsets
 from hpctrain.comm.environment import cores_allowed
-from hpctrain.model.split import Deferred, SplitBackward
 from hpctrain.plan.program import actions
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.simulate import Times, simulate
 from hpctrain.train.timing import bubble_figures
 
-AWAKE = 2e-4  # seconds at the end of a sleep
-WIDTH = 4  # of a layer, which computes next to nothing
 POINTS, SHARE = 0.05, 0.10  # what --check allows: of the bubble rate, of the length of a step
 
 HEADER = (
-    f"{'schedule':<17}{'stages':>7}{'pieces':>7}{'formula':>9}{'simulated':>11}{'measured':>10}"
+    f"{'schedule':<17}{'stages':>7}{'micro-batches':>15}{'formula':>9}{'simulated':>11}{'measured':>10}"
     f"{'step, simulated':>18}{'measured':>13}{'in flight':>11}{'versions':>10}"
 )
 
@@ -43,13 +38,13 @@ HEADER = (
 class Row(NamedTuple):
     """Of one schedule. Bubbles are shares, steps milliseconds; `in_flight` and `versions` are those of stage 0.
 
-    `updates`: how many follow each other without a flush. `slow`: as --slow says, where a stage is.
+    `num_updates`: how many follow each other without a flush. `slow`: as --slow says, where a stage is.
     """
 
     schedule: str
     stages: int
-    microbatches: int
-    updates: int
+    num_microbatches: int
+    num_updates: int
     slow: str | None
     formula: float
     simulated: float
@@ -63,7 +58,7 @@ class Row(NamedTuple):
         name = self.schedule + (f" {self.slow}" if self.slow else "")
         rates = f"{100 * self.formula:>8.1f}%{100 * self.simulated:>10.1f}%{100 * self.measured:>9.1f}%"
         steps = f"{self.simulated_ms:>15.1f} ms{self.measured_ms:>10.1f} ms"
-        return f"{name:<17}{self.stages:>7}{self.microbatches:>7}{rates}{steps}{self.in_flight:>11}{self.versions:>10}"
+        return f"{name:<17}{self.stages:>7}{self.num_microbatches:>15}{rates}{steps}{self.in_flight:>11}{self.versions:>10}"
 
     def faults(self) -> list[str]:
         """What --check finds. The formula is of stages that are alike, and of updates without an end."""
@@ -75,61 +70,6 @@ class Row(NamedTuple):
         if abs(self.measured_ms / self.simulated_ms - 1) > SHARE:
             found.append(f"a step of {self.measured_ms:.1f} ms, the simulation has {self.simulated_ms:.1f} ms")
         return [f"{self.schedule}{f' --slow {self.slow}' if self.slow else ''}: {each}" for each in found]
-
-
-class Asleep(torch.autograd.Function):
-    """Its inputs, after so many seconds; their gradient likewise."""
-
-    @staticmethod
-    def forward(ctx, inputs: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
-        ctx.backward_seconds = backward
-        sleep_until(time.perf_counter() + forward)
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        sleep_until(time.perf_counter() + ctx.backward_seconds)
-        return gradient, None, None
-
-
-class TimedLayer(nn.Module):
-    """A small linear map that takes so many seconds forward and backward."""
-
-    def __init__(self, forward: float, backward: float):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.seconds = forward, backward
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Asleep.apply(self.linear(inputs), *self.seconds)
-
-
-class TimedSplit(SplitBackward):
-    """Splits the backward of timed layers for real, and lets each W take so many seconds."""
-
-    seconds = 0.0
-
-    def take(self) -> "TimedWeights":
-        return TimedWeights(super().take(), self.seconds)
-
-
-class TimedWeights:
-    """A Deferred that takes its time."""
-
-    def __init__(self, deferred: Deferred, seconds: float):
-        self._deferred, self._seconds = deferred, seconds
-        self.tensors = deferred.tensors
-
-    def run(self, accumulate) -> None:
-        end = time.perf_counter() + self._seconds
-        self._deferred.run(accumulate)
-        sleep_until(end)
-
-
-def sleep_until(end: float) -> None:
-    time.sleep(max(0.0, end - time.perf_counter() - AWAKE))
-    while time.perf_counter() < end:
-        os.sched_yield()
 
 
 def times_of(flags: argparse.Namespace, num_stages: int, slow: str | None) -> Times:
@@ -224,10 +164,16 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     flags = parser.parse_args(argv)
     if num_ranks < 2:
         raise ValueError("one rank is no pipeline; start it by mpirun -n 4")
+    if flags.updates < 1:
+        raise ValueError(f"--updates {flags.updates}: 1 or more")
     if flags.steps < 3:
         raise ValueError(f"--steps {flags.steps}: 3 or more, since the first does not count")
+    if flags.forward <= 0:
+        raise ValueError(f"--forward {flags.forward:g}: expected milliseconds, more than 0")
     if not 0 < flags.weights < flags.backward:
         raise ValueError(f"--weights {flags.weights:g}: a share of --backward {flags.backward:g}, more than 0")
+    if flags.microbatches is not None and (flags.microbatches < 1 or flags.microbatches % num_ranks):
+        raise ValueError(f"--microbatches {flags.microbatches}: expected a multiple of the {num_ranks} stages")
     _check_slow(flags.slow, num_ranks)
     return flags
 
@@ -261,7 +207,7 @@ def main(argv: list[str]) -> int:
 def run(flags: argparse.Namespace, mesh: Mesh) -> list[Row]:
     """All schedules, then 1f1b with a slow stage; rank 0 prints each as it is done. Collective."""
     tell = print if mesh.rank == 0 else lambda *words, **how: None
-    tell(f"{mesh.size} ranks, {cores_allowed()} cores; F {flags.forward:g} ms, B {flags.backward:g} ms")
+    tell(f"{mesh.size} ranks, {len(cores_allowed())} cores; F {flags.forward:g} ms, B {flags.backward:g} ms")
     tell(HEADER, flush=True)
     rows = []
     for name, slow in (*((name, None) for name in SCHEDULES), ("1f1b", flags.slow)):

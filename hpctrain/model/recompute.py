@@ -32,18 +32,21 @@ class Recomputed:
         return outputs
 
     def again(self, inputs: Any) -> Any:
-        """With a graph; `inputs` are the same numbers."""
+        """With a graph; `inputs` are the same numbers. Call `end` after the backward."""
         now = random.getstate(), np.random.get_state()
-        kept = [buffer.clone() for buffer in self._buffers]
+        self._kept = [buffer.clone() for buffer in self._buffers]
         with torch.random.fork_rng(devices=[]):
             _set_random(self._random)
             outputs = self._forward(inputs)
         _set_random(now)
+        return outputs
+
+    def end(self) -> None:
+        """Brings buffers back to where `again` found them; a backward would not have them changed before."""
         with torch.no_grad():
-            for buffer, copy in zip(self._buffers, kept):
+            for buffer, copy in zip(self._buffers, self._kept):
                 if not torch.equal(buffer, copy):
                     buffer.copy_(copy)
-        return outputs
 
 
 def _set_random(states: tuple) -> None:

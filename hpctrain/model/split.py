@@ -75,7 +75,7 @@ class SplitBackward:
         return [n for n, p in self.parameters.items() if p.requires_grad and p.dim() >= 2 and n not in split]
 
     def forward(self) -> "_Splitting":
-        """A forward inside it has a backward that leaves W to do; without a graph it is as any other."""
+        """A context: a forward inside it has a backward that leaves W to do; without a graph it is as any other."""
         return _Splitting(self)
 
     def take(self) -> Deferred:
@@ -140,8 +140,7 @@ class _Splitting(TorchFunctionMode):
         if not all(isinstance(tensor, Tensor) for tensor in (input, weight)) or _is_watched():
             return None
         self.split.whole.update(self.split.named([input]))
-        leaves = self.split.leaves(weight, bias)
-        if leaves is None:
+        if (leaves := self.split.leaves(weight, bias)) is None:
             return None
         parameters, fixed = [self.split.parameters[name] for name in leaves], (bias,)[len(leaves) - 1 :]
         call = _Call(self.split, leaves, lambda *tensors: function(*tensors, *fixed, *others, **named))

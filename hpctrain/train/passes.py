@@ -184,6 +184,8 @@ class Passes:
             if wanted:
                 outputs, gradients = zip(*((flight.outputs[place], flight.gradients[place]) for place in wanted))
                 torch.autograd.backward(outputs, gradients)
+        if self.recompute:
+            flight.again.end()
         flight.loss, flight.outputs, flight.batch, flight.again = None, [], None, None
         self._num_in_flight -= 1
         if self.split:

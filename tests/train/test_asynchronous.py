@@ -90,7 +90,9 @@ def test_asynchronous_training_equals_the_history(comm, stages, replicas, schedu
         means, oracle = expected(schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm)
         assert losses == pytest.approx(means, rel=1e-12, abs=0)
         for name, weight in oracle.items():
-            assert (weights[name] - weight.detach()).abs().max() <= 1e-12 * max(1.0, float(weight.detach().abs().max())), name
+            assert (weights[name] - weight.detach()).abs().max() <= 1e-12 * max(
+                1.0, float(weight.detach().abs().max())
+            ), name
         check_log(log, executor, clip_norm, vertical_sync)
     part.Free()
 

@@ -1,0 +1,190 @@
+"""Whatever lies on the border between two stages, training equals one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.plan.program import program
+from hpctrain.train.errors import AgreedError
+from tests.train import borders
+from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
+from tests.train.toys import AsModule, Deep, Masked, run
+
+WHOLE = ("Structures", "InPlace", "WithoutParameters", "FrozenFirst", "FrozenMiddle", "TiedTwice", "SharedObject")
+SEES_ITS_MICROBATCH = ("Lengths", "Mixed")  # equal to one process with the same micro-batches
+LAYOUTS = [(2, 1), (3, 1), (4, 1), (2, 2)]
+
+
+def on_part(comm, stages, replicas):
+    """A communicator of that many ranks, None on the others; a skip where they are too few."""
+    if stages * replicas > comm.size:
+        pytest.skip(f"needs {stages * replicas} ranks")
+    return part_of(comm, stages * replicas)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("stages, replicas", LAYOUTS)
+@pytest.mark.parametrize("name", (*WHOLE, "unused", "tied", "frozen", "text", "images"))
+def test_any_model_equals_one_process(comm, name, stages, replicas):
+    if name in WHOLE:
+        TASKS[name] = getattr(borders, name)()
+    if stages > len(TASKS[name].layers()):
+        pytest.skip("has fewer layers")
+    part = on_part(comm, stages, replicas)
+    if part is None:
+        return
+    schedules = ("1f1b", "zb-h1", "1f1b") if stages < 4 else ("1f1b",)
+    for schedule, recompute in zip(schedules, (False, False, name != "InPlace")):
+        how = {"steps": 5, "clip_norm": 0.1}
+        losses, weights, _ = run(
+            TASKS[name],
+            part,
+            stages=stages,
+            schedule=schedule,
+            recompute=recompute,
+            num_microbatches=4,
+            **how,
+            **settings("adamw", 13),
+        )
+        assert_equal_to_reference(losses, weights, name, "adamw", 13, **how)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("stages, replicas", LAYOUTS)
+@pytest.mark.parametrize("name", SEES_ITS_MICROBATCH)
+def test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many(comm, name, stages, replicas):
+    part = on_part(comm, stages, replicas)
+    if part is None:
+        return
+    TASKS[name] = getattr(borders, name)()
+    for recompute in (False, True):
+        how = {"steps": 5, "stages": stages, "recompute": recompute}
+        losses, weights, _ = run(TASKS[name], part, num_microbatches=3, **how, **settings("adam", 13))
+        assert_equal_to_reference(losses, weights, name, "adam", 13, steps=5, num_microbatches=3 * replicas)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("recompute", (False, True))
+def test_dropout_draws_what_it_draws_in_one_process(comm, recompute):
+    """With as many micro-batches in all; also where the forward is computed again."""
+    TASKS["dropout"] = Masked(dropout=0.5)
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    how = {"stages": 2, "recompute": recompute, "num_microbatches": 4}
+    losses, weights, _ = run(TASKS["dropout"], part, **how, **settings("adam", 13))
+    assert_equal_to_reference(losses, weights, "dropout", "adam", 13, num_microbatches=4)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("precision", ("float32", "bf16-mixed"))
+def test_schedules_give_the_same_bits_and_so_does_the_same_command_twice(comm, precision):
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    runs = [
+        run(
+            TASKS["text"],
+            part,
+            stages=2,
+            schedule=schedule,
+            num_microbatches=3,
+            steps=3,
+            precision=precision,
+            optimizer="adamw",
+            global_batch_size=7,
+        )
+        for schedule in ("naive", "f-then-b", "1f1b", "zb-h1", "1f1b")
+    ]
+    for losses, weights, _ in runs[1:]:
+        assert losses == runs[0][0]
+        assert all(torch.equal(weight, runs[0][1][name]) for name, weight in weights.items())
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("schedule", ("naive", "f-then-b", "1f1b", "1f1b-interleaved", "zb-h1"))
+def test_what_is_done_is_what_the_schedule_says(comm, schedule):
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    log = []
+    _, _, executor = run(Deep(), part, log, stages=2, schedule=schedule, num_microbatches=4, steps=2)
+    assert log == 2 * program(schedule, executor.place)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_only_the_border_travels(comm):
+    """Bytes on each link: activations of the rows, and gradients of the same size back; nothing for empty pieces."""
+    stages = min(4, comm.size)
+    part = on_part(comm, stages, 1)
+    if part is None:
+        return
+    _, _, executor = run(Deep(), part, stages=stages, steps=1, num_microbatches=16, global_batch_size=13)
+    border = 13 * 3 * 8 * 8  # rows, items, width, bytes
+    links = (executor.place.stage > 0) + (executor.place.stage < stages - 1)
+    sent, messages, _ = executor.passes.links.figures
+    assert (sent, messages) == (links * border, links * 13)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=4)
+def test_1f1b_keeps_the_activations_of_as_many_micro_batches_as_there_are_stages(comm):
+    part = on_part(comm, 4, 1)
+    if part is None:
+        return
+    peaks = {}
+    for schedule, recompute in (("f-then-b", False), ("1f1b", False), ("1f1b", True)):
+        how = {"stages": 4, "num_microbatches": 32, "global_batch_size": 32, "steps": 2, "recompute": recompute}
+        _, _, executor = run(Deep(), part, schedule=schedule, **how)
+        peaks[schedule, recompute] = executor.passes.meter.peak
+        assert executor.passes.peak_in_flight == (32 if schedule == "f-then-b" else 4 - executor.place.stage)
+    if executor.place.stage == 0:
+        assert peaks["1f1b", False] / peaks["f-then-b", False] == pytest.approx(4 / 32, rel=0.1)
+        assert peaks["1f1b", True] < 0.6 * peaks["1f1b", False]
+    part.Free()
+
+
+REFUSED = [
+    (AsModule(), {}, "--stages 2: the task has a module(); only a list of layers() can be cut"),
+    (Masked(), {"stages": 4}, "--stages 4: the model has 3 layers; at most --stages 2"),
+    (
+        borders.TiedTwice(),
+        {"schedule": "1f1b-async"},
+        "--schedule 1f1b-async: layers.0.weight and layers.2.weight are one parameter on two stages; take a schedule"
+        " with a flush, such as 1f1b",
+    ),
+    (Masked(), {"stage_split": "2,2"}, "--stage-split 2,2: 2 stages with 4 layers; there are 2 stages and 3 layers"),
+    (Masked(), {"stage_split": "by-ear"}, "--stage-split by-ear: No such file or directory; expected flops or"),
+]
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("task, how, line", REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_cannot_be_cut_is_refused_on_all_ranks(comm, task, how, line):
+    part = on_part(comm, 4, 1)
+    if part is None:
+        return
+    with pytest.raises(AgreedError) as caught:
+        run(task, part, **{"stages": 2, "steps": 1, **how})
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_writing_to_the_inputs_of_a_stage_that_are_needed_again_is_told(comm):
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+
+    class Writing(Masked):
+        def layers(self):
+            return [lambda: nn.ReLU(inplace=True), *super().layers()]
+
+    if comm.rank == 0:
+        with pytest.raises(RuntimeError, match="writes to its inputs in place; --recompute needs them again"):
+            run(Writing(), None, recompute=True, steps=1)
+    part.Free()
