@@ -22,7 +22,7 @@ from hpctrain.train.checked import checked_factories, checked_layer
 from hpctrain.train.errors import AgreedError, agreed
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.executor import Executor
-from hpctrain.train.layout import place_of
+from hpctrain.train.layout import place_of, settled
 from hpctrain.train.links import Links
 from hpctrain.train.loader import Reader, Request, read
 from hpctrain.train.local_update import LocalUpdate
@@ -66,6 +66,7 @@ def build_executor(
     `batches` take the place of the task's data, `optimizer(parameters)` that of the configuration's, `example` (a few
     rows of inputs) that of the first rows of the task. AgreedError where the model and the layout do not fit.
     """
+    config = settled(config, mesh.size)
     with agreed(mesh.everybody):
         factories, is_module = layers_of(task)
         if is_module and config.stages > 1:
@@ -168,7 +169,7 @@ def build_batches(config: Config, task, mesh: Mesh) -> Batches:
         sampler,
         mesh.replica,
         mesh.data.size,
-        config.num_microbatches or 1,
+        config.num_microbatches,
         config.loader_workers,
     )
 

@@ -101,24 +101,25 @@ def test_a_mean_of_bfloat16_is_rounded_once(torch, mesh):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_memory_of_a_call_under_way_is_refused_to_another(mesh):
+def test_memory_of_a_call_under_way_is_refused_to_another(mesh, peers):
     array = np.ones(1 << 20)
-    check_memory_under_way(mesh, array, [array, array[-1:]])
+    check_memory_under_way(mesh, peers, array, [array, array[-1:]])
 
 
 @pytest.mark.mpi(min_size=2)
-def test_memory_of_a_call_under_way_is_refused_to_a_tensor(torch, mesh):
+def test_memory_of_a_call_under_way_is_refused_to_a_tensor(torch, mesh, peers):
     array = np.ones(1 << 20)
-    check_memory_under_way(mesh, array, [torch.from_numpy(array)[5:9]])
+    check_memory_under_way(mesh, peers, array, [torch.from_numpy(array)[5:9]])
 
 
-def check_memory_under_way(mesh, array, others):
-    """A large array, so that no rank is done with the first call before it begins the second."""
+def check_memory_under_way(mesh, peers, array, others):
+    """No rank is done with the first call before it begins the second: the array is large, and nobody goes ahead."""
     reduce = AllReduce(mesh)
     moving = reduce.start(array, "first")
     for other in others:
         with pytest.raises(RuntimeError, match="second would change memory of first, which is under way; wait for it"):
             reduce.start(other, "second")
+    peers.everybody()
     beside = reduce.start(np.ones(3), "beside")
     moving.wait()
     beside.wait()

@@ -30,9 +30,9 @@ def the_schedule_is_a_step_early(monkeypatch):
 def every_replica_evaluates_all_rows_of_the_first(monkeypatch):
     run = Evaluation.run
 
-    def first_rows(self, stage):
+    def first_rows(self, stage, links):
         self.rows = self._mesh.world.broadcast_json(self.rows)
-        return run(self, stage)
+        return run(self, stage, links)
 
     monkeypatch.setattr(Evaluation, "run", first_rows)
 

@@ -5,7 +5,8 @@ import numpy as np
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.train.agreement import Agreement
 from hpctrain.train.batches import Batches
-from hpctrain.train.executor import Executor
+from hpctrain.train.passes import Passes
+from hpctrain.train.update import Update
 
 
 def gradients_of_the_step_before_stay(monkeypatch):
@@ -23,9 +24,9 @@ def every_rank_divides_by_its_own_count(monkeypatch):
     exchange = Agreement.exchange
 
     def own_count(self):
-        items = self._vector[1]
+        items = self._items.copy()
         exchange(self)
-        self._vector[1] = items * self._num_ranks
+        self._items[:] = items
 
     monkeypatch.setattr(Agreement, "exchange", own_count)
 
@@ -48,18 +49,19 @@ def one_bucket_stays_at_home(monkeypatch):
         else:
             self.reduction.collectives[0].wait = lambda: None
 
-    monkeypatch.setattr(Executor, "_start_reduction", keep_bucket_0)
+    monkeypatch.setattr(Update, "_start_reduction", keep_bucket_0)
 
 
 def the_last_micro_batch_is_forgotten(monkeypatch):
-    backward = Executor._backward
+    backward = Passes._backward
 
-    def forget(self, index):
-        if index == self.batches.num_microbatches - 1:
-            self._in_flight.pop(index, None)
-        backward(self, index)
+    def forget(self, action):
+        if action.microbatch == self.batches.num_microbatches - 1 and self._flight(action) is not None:
+            self._end(self._flight(action), action)
+        else:
+            backward(self, action)
 
-    monkeypatch.setattr(Executor, "_backward", forget)
+    monkeypatch.setattr(Passes, "_backward", forget)
 
 
 def every_replica_has_an_order_of_its_own(monkeypatch):

@@ -68,33 +68,36 @@ def test_asynchronous_training_equals_the_history(comm, stages, replicas, schedu
     part = part_of(comm, stages * replicas)
     if part is None:
         return
-    counts = ",".join(str(len(piece)) for piece in split_evenly(16, stages))
     for microbatches, optimizer, clip_norm in ((max(3, stages), "sgd", None), (8, "adam", 0.05)):
-        log = []
-        losses, weights, executor = run(
-            Deep(),
-            part,
-            log,
-            steps=STEPS,
-            stages=stages,
-            schedule=schedule,
-            vertical_sync=vertical_sync,
-            num_microbatches=microbatches,
-            stage_split=counts,
-            global_batch_size=ROWS,
-            optimizer=optimizer,
-            lr=OPTIMIZERS[optimizer],
-            clip_norm=clip_norm,
-            eval_every=DRAIN,
-        )
-        means, oracle = expected(schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm)
-        assert losses == pytest.approx(means, rel=1e-12, abs=0)
-        for name, weight in oracle.items():
-            assert (weights[name] - weight.detach()).abs().max() <= 1e-12 * max(
-                1.0, float(weight.detach().abs().max())
-            ), name
-        check_log(log, executor, clip_norm, vertical_sync)
+        compare_to_history(part, schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm)
     part.Free()
+
+
+def compare_to_history(comm, schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm):
+    """Trains on all ranks of `comm`, and asserts losses, weights, versions and the list of what was done."""
+    log: list = []
+    losses, weights, executor = run(
+        Deep(),
+        comm,
+        log,
+        steps=STEPS,
+        stages=stages,
+        schedule=schedule,
+        vertical_sync=vertical_sync,
+        num_microbatches=microbatches,
+        stage_split=",".join(str(len(piece)) for piece in split_evenly(16, stages)),
+        global_batch_size=ROWS,
+        optimizer=optimizer,
+        lr=OPTIMIZERS[optimizer],
+        clip_norm=clip_norm,
+        eval_every=DRAIN,
+    )
+    means, oracle = expected(schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm)
+    assert losses == pytest.approx(means, rel=1e-12, abs=0)
+    for name, weight in oracle.items():
+        largest = max(1.0, float(weight.detach().abs().max()))
+        assert (weights[name] - weight.detach()).abs().max() <= 1e-12 * largest, name
+    check_log(log, executor, clip_norm, vertical_sync)
 
 
 def check_log(log, executor, clip_norm, vertical_sync):

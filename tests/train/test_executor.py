@@ -10,7 +10,6 @@ from torch import nn
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.plan.program import program
-from hpctrain.plan.schedule import Place
 from hpctrain.train.build import build_executor
 from hpctrain.train.errors import AgreedError, NotFinite
 from tests.train.toys import Masked, Unused, WithFrozen, run
@@ -49,7 +48,8 @@ class WithPoison(Masked):
 def executor_of(task, comm, mesh=None, **settings):
     config = Config(**{"precision": "float64", "bucket_bytes": 100, "optimizer": "adam", "lr": 0.01, **settings})
     mesh = mesh or Mesh(comm)
-    return build_executor(config, task, mesh), program("1f1b", Place(num_microbatches=config.num_microbatches)), mesh
+    executor = build_executor(config, task, mesh)
+    return executor, program("1f1b", executor.place), mesh
 
 
 def poisoned_step(executor, row):
@@ -149,7 +149,7 @@ def test_accumulation_moves_the_gradients_once_an_update(comm):
 def test_the_first_bucket_travels_before_the_backward_is_over(comm):
     executor, actions, mesh = executor_of(Masked(), comm, global_batch_size=37)
     started = []
-    for number, reduction in enumerate(executor.reduction.collectives):
+    for number, reduction in enumerate(executor.update.reduction.collectives):
         start = reduction.start
 
         def note(number=number, start=start):
@@ -158,7 +158,7 @@ def test_the_first_bucket_travels_before_the_backward_is_over(comm):
 
         reduction.start = note
     executor.run(actions, 0)
-    assert [number for number, _ in started] == list(range(len(executor.reduction.collectives)))
+    assert [number for number, _ in started] == list(range(len(executor.update.reduction.collectives)))
     assert started[0][1] < len(executor.gradients.parameters)
     mesh.close()
 

@@ -230,23 +230,23 @@ def test_layers_that_mix_rows_equal_one_process_with_as_many_micro_batches(comm)
     assert losses == pytest.approx(expected, rel=1e-10)
     for name, weight in theirs.items():
         assert torch.allclose(weights[name], weight, rtol=0, atol=1e-10)
-    assert executor.statistics.names == ["layers.0.norm"]
+    assert executor.update.statistics.names == ["layers.0.norm"]
 
 
 @pytest.mark.mpi(min_size=2)
 def test_running_statistics_are_averaged_for_an_evaluation_and_go_on_by_themselves(comm):
     lines, trainer = lines_of(Mixing(), comm, steps=3)
     own = trainer.executor.stage.layers[0].norm.running_mean.clone()
-    total = own * trainer.executor.items_seen
+    total = own * trainer.executor.update.items_seen
     comm.Allreduce(total.clone().numpy(), total.numpy())
-    seen = comm.allreduce(trainer.executor.items_seen)
+    seen = comm.allreduce(trainer.executor.update.items_seen)
     with Mesh(comm) as mesh:
         trainer.evaluation = build_evaluation(trainer.config, Mixing(), mesh)
-        trainer.executor.statistics._group = mesh.data
+        trainer.executor.update.statistics._group = mesh.data
         seen_by_evaluation = []
         original = trainer.evaluation.run
-        trainer.evaluation.run = lambda stage: (
-            seen_by_evaluation.append(stage.layers[0].norm.running_mean.clone()) or original(stage)
+        trainer.evaluation.run = lambda stage, links: (
+            seen_by_evaluation.append(stage.layers[0].norm.running_mean.clone()) or original(stage, links)
         )
         trainer.evaluate()
     assert torch.allclose(seen_by_evaluation[0], total / seen)
@@ -296,7 +296,7 @@ def test_instance_normalisation_is_evaluated_with_averages_and_mixes_no_rows(com
 
     how = {"steps": 1, "eval_every": 1, "global_batch_size": 24 // comm.size * comm.size}
     (lines, trainer), (alone, _) = lines_of(Instance(), comm, **how), lines_of(Instance(), **how)
-    assert trainer.executor.statistics.names == ["layers.0"] and trainer.executor.statistics.mixing == []
+    assert trainer.executor.update.statistics.names == ["layers.0"] and trainer.executor.update.statistics.mixing == []
     assert lines[-1]["eval"]["loss"] == pytest.approx(alone[-1]["eval"]["loss"], rel=1e-10)
 
 

@@ -7,9 +7,12 @@ from hpctrain import DataParallel, Mesh
 from hpctrain.train.errors import AgreedError
 from tests.planted.learning_bugs import EVALUATION, TRAINING
 from tests.planted.loop_bugs import JOIN, LOOP
+from tests.planted.pipeline_bugs import ASYNCHRONOUS, SYNCHRONOUS
 from tests.planted.train_bugs import BUGS
+from tests.train.borders import TiedTwice
 from tests.train.loops import assert_close, assert_same_everywhere, loss_of, mean_loss, net, rows, share
-from tests.train.test_equivalence import TASKS, assert_equal_to_reference, reference, settings
+from tests.train.test_asynchronous import compare_to_history
+from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, reference, settings
 from tests.train.test_learning import lines_of
 from tests.train.toys import Mixing, run
 
@@ -27,6 +30,39 @@ def test_a_planted_bug_turns_equivalence_red(comm, bug, monkeypatch):
     with pytest.raises((AssertionError, AgreedError)):
         losses, weights, _ = run(TASKS[task], comm, num_microbatches=2, **settings(optimizer, rows))
         assert_equal_to_reference(losses, weights, task, optimizer, rows)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bug", SYNCHRONOUS, ids=named)
+def test_a_planted_bug_of_a_pipeline_turns_equivalence_red(comm, bug, monkeypatch):
+    TASKS["tied-dropout"] = TiedTwice(dropout=0.3)
+    how = {"steps": 4, "clip_norm": SYNCHRONOUS[bug].get("clip_norm")}
+    reference("tied-dropout", "sgd", 13, num_microbatches=4, **how)
+    if (part := part_of(comm, 2)) is None:
+        return
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, AgreedError)):
+        losses, weights, _ = run(
+            TASKS["tied-dropout"],
+            part,
+            stages=2,
+            num_microbatches=4,
+            **{**how, **SYNCHRONOUS[bug]},
+            **settings("sgd", 13),
+        )
+        assert_equal_to_reference(losses, weights, "tied-dropout", "sgd", 13, num_microbatches=4, **how)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bug", ASYNCHRONOUS, ids=named)
+def test_a_planted_bug_of_the_stash_differs_from_the_history(comm, bug, monkeypatch):
+    if (part := part_of(comm, 2)) is None:
+        return
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        compare_to_history(part, ASYNCHRONOUS[bug], False, 2, 1, 3, "sgd", None)
+    part.Free()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,0 +1,113 @@
+"""Pipeline in a loop of one's own: equal to plain torch, with modules or factories, replicas, odd numbers of rows."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain import Mesh, Pipeline
+from tests.train.test_borders import on_part
+
+
+def layers():
+    torch.manual_seed(1)
+    parts = nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 1)
+    return nn.Sequential(*parts).double()
+
+
+def batch(step, num_rows=11):
+    torch.manual_seed(100 + step)
+    inputs = torch.randn(num_rows, 4, dtype=torch.float64)
+    return inputs, inputs.sin().sum(1, keepdim=True)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def plain(num_steps, clip_norm):
+    """Losses, the loss on other rows at the end, and the weights of a loop of plain torch."""
+    model = layers()
+    optimizer, losses = adam(model.parameters()), []
+    for step in range(num_steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    inputs, targets = batch(99, 7)
+    with torch.no_grad():
+        return losses, nn.functional.mse_loss(model(inputs), targets).item(), model.state_dict()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("stages, replicas", [(1, 1), (2, 1), (3, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1"))
+def test_a_loop_with_a_pipeline_equals_plain_torch(comm, stages, replicas, schedule):
+    part = on_part(comm, stages, replicas)
+    if part is None:
+        return
+    losses, evaluated, weights = plain(6, 0.5)
+    with Mesh(part, stages=stages) as mesh:
+        how = {"schedule": schedule, "num_microbatches": 3, "clip_norm": 0.5, "example": batch(0)[0][:2]}
+        pipeline = Pipeline(layers(), nn.functional.mse_loss, mesh, adam, **how)
+
+        def own(rows):
+            return rows[mesh.replica :: replicas]
+
+        for step, expected in enumerate(losses):
+            assert pipeline.step(*map(own, batch(step))) == pytest.approx(expected, rel=1e-10)
+        assert pipeline.evaluate(*map(own, batch(99, 7))) == pytest.approx(evaluated, rel=1e-10)
+        for name, tensor in pipeline.state_dict().items():
+            assert torch.allclose(tensor, weights[name], rtol=1e-10, atol=1e-12), name
+        here = mesh.pipe.all_gather_json(list(pipeline.state_dict()))
+        assert sorted(name for names in here for name in names) == sorted(weights)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_several_pipelines_share_a_mesh_and_leave_the_generator_alone(comm):
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    with Mesh(part, stages=2) as mesh:
+        factories = [lambda: nn.Linear(4, 8), nn.Tanh, lambda: nn.Linear(8, 1)]
+        pipelines = []
+        for schedule in ("1f1b", "1f1b-async", "2bw", "1f1b-interleaved"):
+            if schedule == "1f1b-interleaved":
+                factories.append(lambda: nn.Linear(1, 1))
+            torch.manual_seed(5)
+            pipelines.append(Pipeline(factories, summed, mesh, adam, schedule=schedule, num_microbatches=4))
+            drawn = torch.rand(1)
+            torch.manual_seed(5)
+            assert torch.equal(drawn, torch.rand(1))
+        for step in range(3):
+            rows = [each.float() for each in batch(step, 3)]  # fewer than micro-batches
+            for pipeline in pipelines:
+                assert pipeline.step(*rows) > 0
+        pipelines[0].close()
+    part.Free()
+
+
+def summed(outputs, targets):
+    return ((outputs - targets) ** 2).sum(), targets.numel()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_does_not_fit_is_told(comm):
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    with pytest.raises(ValueError, match="stages=3: 2 ranks do not divide by it; 1, 2 would do"):
+        Mesh(part, stages=3)
+    with Mesh(part, stages=2) as mesh:
+        with pytest.raises(ValueError, match="--schedule: expected one of naive, f-then-b"):
+            Pipeline(layers(), summed, mesh, adam, schedule="2f2b")
+        with pytest.raises(RuntimeError, match="--stages 2: the model has 1 layers; at most --stages 1"):
+            Pipeline([nn.Linear(4, 1)], summed, mesh, adam)
+        pipeline = Pipeline(layers(), summed, mesh, adam)
+        inputs, targets = batch(0)
+        with pytest.raises(ValueError, match="Pipeline: 11 rows of inputs, 10 of targets; give as many"):
+            pipeline.step(inputs, targets[1:])
+    part.Free()
