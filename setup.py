@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "hpctrain/__init__.py").read_text(), re.MULTILINE).group(1)
 DATA = ["scikit-learn>=1.3", "pillow>=10", "tokenizers>=0.19"]
-REPORT = ["tensorboard>=2.15"]
+REPORT = ["tensorboard>=2.15", "matplotlib>=3.8"]
 
 
 def shared_files() -> list[tuple[str, list[str]]]:

@@ -58,7 +58,8 @@ class Row(NamedTuple):
         name = self.schedule + (f" {self.slow}" if self.slow else "")
         rates = f"{100 * self.formula:>8.1f}%{100 * self.simulated:>10.1f}%{100 * self.measured:>9.1f}%"
         steps = f"{self.simulated_ms:>15.1f} ms{self.measured_ms:>10.1f} ms"
-        return f"{name:<17}{self.stages:>7}{self.num_microbatches:>15}{rates}{steps}{self.in_flight:>11}{self.versions:>10}"
+        layout, held = f"{self.stages:>7}{self.num_microbatches:>15}", f"{self.in_flight:>11}{self.versions:>10}"
+        return f"{name:<17}{layout}{rates}{steps}{held}"
 
     def faults(self) -> list[str]:
         """What --check finds. The formula is of stages that are alike, and of updates without an end."""
@@ -160,7 +161,7 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     add("--updates", type=int, default=4, metavar="N", help="in a step of 1f1b-async and 2bw; default: 4")
     add("--slow", default="1:2", metavar="STAGE:FACTOR", help="a stage that takes longer, under 1f1b; default: 1:2")
     add("--json", metavar="FILE", help="write all figures there")
-    add("--check", action="store_true", help="exit code 1 where the figures are not what they should be")
+    add("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
     flags = parser.parse_args(argv)
     if num_ranks < 2:
         raise ValueError("one rank is no pipeline; start it by mpirun -n 4")

@@ -10,6 +10,7 @@ import math
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -25,13 +26,11 @@ from hpctrain.report.summary import counted
 WARMED = ("1f1b", "zb-h1")  # whose warm-up may be longer or shorter
 UPDATES = 10  # of a schedule without a flush, where none are asked for
 LONGEST = 100_000  # forwards on all stages together that a dry run takes: seconds
-WIDEST = 200  # columns of a picture
-PLAIN_WIDTH = 160  # columns of a table that is not for a terminal
-FINEST = 1000  # a picture draws no smaller parts of a time than 1 / FINEST
+WIDEST = 200  # columns of a picture, and of what is not for a terminal
 
 
 class Numbers(NamedTuple):
-    """What a dry run takes, under whatever schedule; `slow`: what the times of some stages are multiplied by."""
+    """What a dry run takes; `slow`: what the times of some stages are multiplied by."""
 
     stages: int
     num_microbatches: int
@@ -110,37 +109,34 @@ def _plan(argv: list[str], launched: bool) -> str | None:
         name, numbers = asked["schedule"], read_numbers(asked)
         if name is not None:
             _check_belongs(name, asked, numbers)
-        rows, left_out = compare(numbers, [name] if name else SCHEDULES)
     except ValueError as error:
         return str(error)
+    rows, left_out = {}, []
+    for each in [name] if name else SCHEDULES:
+        try:
+            rows[each] = row(numbers, each)
+        except ValueError as error:
+            left_out.append(f"without {each}: {error}")
     print(_heading(numbers))
-    _print_table(rows, numbers, launched)
-    for line in (*left_out, *_notes(numbers, [row[0] for row in rows])):
-        print(line)
-    for line in draw(numbers, name) if name else ():
-        print(line)
+    _print_table(rows.values(), numbers, launched)
+    print(*left_out, *_notes(numbers, rows), *(draw(numbers, name) if name else ()), sep="\n")
     return None
 
 
 def read_numbers(asked: dict[str, Any]) -> Numbers:
-    """What the command line says, checked. UsageError for numbers that do not go together."""
-    stages, pieces = asked["stages"], asked["num_microbatches"]
-    values = {**asked, "slow": dict(asked["slow"]), "chunks": asked["chunks"] or 2}
-    if asked["weights"] is None:
-        values["weights"] = asked["backward"] / 2
-    if values["weights"] > asked["backward"]:
-        raise UsageError(f"--weights {asked['weights']:g}: a part of --backward, so at most {asked['backward']:g}")
-    if far := [stage for stage in values["slow"] if stage >= stages]:
-        raise UsageError(f"--slow {far[0]}:{values['slow'][far[0]]:g}: --stages {stages} are 0 to {stages - 1}")
-    if stages * values["chunks"] > LONGEST:
-        raise UsageError(f"--stages {stages}: too long a dry run; at most {LONGEST // values['chunks']}")
-    if stages * pieces * values["chunks"] > LONGEST:
-        most = LONGEST // (stages * values["chunks"])
-        raise UsageError(f"--num-microbatches {pieces}: too long a dry run; at most {most} with --stages {stages}")
-    most = LONGEST // (stages * pieces)
-    if (asked["updates"] or 1) > most:
-        raise UsageError(f"--updates {asked['updates']}: too long a dry run; at most {most} with so many micro-batches")
-    values["updates"] = asked["updates"] or min(UPDATES, most)
+    """What the command line says. UsageError for numbers that do not go together."""
+    stages, pieces, backward, slow = asked["stages"], asked["num_microbatches"], asked["backward"], dict(asked["slow"])
+    weights = backward / 2 if asked["weights"] is None else asked["weights"]
+    if weights > backward:
+        raise UsageError(f"--weights {weights:g}: is a part of --backward, at most {backward:g}")
+    if far := [stage for stage in slow if stage >= stages]:
+        raise UsageError(f"--slow {far[0]}:{slow[far[0]]:g}: with --stages {stages} there are 0 to {stages - 1}")
+    depth = stages * max(asked["updates"] or 1, asked["chunks"] or 2)
+    if pieces * depth > LONGEST:
+        raise UsageError(f"--num-microbatches {pieces}: too long a dry run; at most {LONGEST // depth} with the rest")
+    most = 1 if asked["schedule"] and SCHEDULES[asked["schedule"]].flushes else LONGEST // (stages * pieces)
+    updates = asked["updates"] or min(UPDATES, most)
+    values = {**asked, "weights": weights, "slow": slow, "chunks": asked["chunks"] or 2, "updates": updates}
     return Numbers(**{key: values[key] for key in Numbers._fields})
 
 
@@ -150,46 +146,23 @@ def _check_belongs(name: str, asked: dict[str, Any], numbers: Numbers) -> None:
     if asked["warmup"] != 1 and name not in WARMED:
         raise UsageError(f"--warmup {asked['warmup']:g}: belongs to --schedule {' or '.join(WARMED)}, not to {name}")
     if asked["updates"] is not None and SCHEDULES[name].flushes:
-        without = " or ".join(other for other, schedule in SCHEDULES.items() if not schedule.flushes)
-        raise UsageError(f"--updates {asked['updates']}: belongs to --schedule {without}, not to {name}")
-
-
-def compare(numbers: Numbers, names: Iterable[str]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """A row for each schedule that fits, and a line for each that does not."""
-    rows, left_out = [], []
-    for name in names:
-        try:
-            rows.append(row(numbers, name))
-        except ValueError as error:
-            left_out.append(f"without {name}: {error}")
-    return rows, left_out
+        raise UsageError(f"--updates {asked['updates']}: belongs to --schedule 1f1b-async or 2bw, not to {name}")
 
 
 def row(numbers: Numbers, name: str) -> tuple[str, ...]:
     """The cells of a schedule's row. ValueError where it does not fit."""
     timeline, place = dry_run(numbers, name), numbers.place(name)
     formula = max(0.0, formulas.bubble_rate(name, place, numbers.forward, numbers.backward, numbers.weights))
-    return (
-        name,
-        f"{100 * formula:.1f} %",
-        f"{100 * timeline.bubble_rate:.1f} %",
-        f"{timeline.makespan / place.num_updates / numbers.forward:.6g}",
-        _peak(timeline, 0),
-        _peak(timeline, numbers.stages - 1),
-        str(formulas.weight_versions(name, place)),
-        SCHEDULES[name].summary,
-    )
+    bubbles = (f"{100 * rate:.1f} %" for rate in (formula, timeline.bubble_rate))
+    makespan = f"{timeline.makespan / place.num_updates / numbers.forward:.6g}"
+    held = [(timeline.peak_in_flight[stage], timeline.peak_until_weights[stage]) for stage in (0, -1)]
+    peaks = (f"{peak}" if peak == until else f"{peak} ({until})" for peak, until in held)
+    return name, *bubbles, makespan, *peaks, str(formulas.weight_versions(name, place)), SCHEDULES[name].summary
 
 
 def dry_run(numbers: Numbers, name: str) -> Timeline:
     _, stages, pieces, updates, chunks, warmup = numbers.place(name)
-    times = numbers.times()
-    return simulate(name, stages, pieces, times, num_updates=updates, num_chunks=chunks, warmup=warmup)
-
-
-def _peak(timeline: Timeline, stage: int) -> str:
-    until_inputs, until_weights = timeline.peak_in_flight[stage], timeline.peak_until_weights[stage]
-    return f"{until_inputs}" if until_inputs == until_weights else f"{until_inputs} ({until_weights})"
+    return simulate(name, stages, pieces, numbers.times(), num_updates=updates, num_chunks=chunks, warmup=warmup)
 
 
 def _heading(numbers: Numbers) -> str:
@@ -198,25 +171,24 @@ def _heading(numbers: Numbers) -> str:
     return ", ".join([counted(numbers.stages, "stage"), f"{numbers.num_microbatches} micro-batches; {times}", *slow])
 
 
-def _notes(numbers: Numbers, names: list[str]) -> Iterator[str]:
+def _notes(numbers: Numbers, names: Iterable[str]) -> Iterator[str]:
     """What the columns mean, as far as these rows need it."""
-    without = [name for name in names if not SCHEDULES[name].flushes]
-    mean = f"; without a flush the mean of {counted(numbers.updates, 'update')}" if without else ""
+    of_many = not all(SCHEDULES[name].flushes for name in names)
+    mean = f"; without a flush the mean of {counted(numbers.updates, 'update')}" if of_many else ""
     yield f"makespan: of an update, in forwards of a stage{mean}"
     if numbers.slow or numbers.link:
         yield "bubble by formula: of stages that take the same time, and messages that take none"
     if any(SCHEDULES[name].has_chunks for name in names):
         yield f"in flight with chunks: each is 1/{numbers.chunks} of a stage's layers"
     if any(SCHEDULES[name].splits_backward for name in names):
-        part = f"{numbers.weights:g} of the {numbers.backward:g} of a backward"
-        yield f"in flight (in brackets): until the gradients of weights, which take {part}, are there too"
+        yield f"in brackets: in flight until the gradients of weights, {numbers.weights:g} of a backward, are there too"
 
 
-def _print_table(rows: list[tuple[str, ...]], numbers: Numbers, launched: bool) -> None:
+def _print_table(rows: Iterable[tuple[str, ...]], numbers: Numbers, launched: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    plain = {"force_terminal": False, "width": PLAIN_WIDTH} if launched or not sys.stdout.isatty() else {}
+    plain = {"force_terminal": False, "width": WIDEST} if launched or not sys.stdout.isatty() else {}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("\nschedule", style="bold", no_wrap=True)
     peaks = ("in flight\nstage 0", f"in flight\nstage {numbers.stages - 1}")
@@ -237,10 +209,8 @@ def draw(numbers: Numbers, name: str) -> list[str]:
     if found is None:
         return [f"{said}rounder times would do, such as --forward 1 --backward 2"]
     fewer, text = found
-    fields = ["stages", "num_microbatches", *([] if SCHEDULES[name].flushes else ["updates"])]
-    changed = [key for key in fields if getattr(fewer, key) != getattr(numbers, key)]
-    flags = " ".join(f"--{key.replace('_', '-')} {getattr(fewer, key)}" for key in changed)
-    return [f"{said}this one is with {flags}:", *text.splitlines()]
+    changed = [f"--{key} {new}" for key, new, old in zip(Numbers._fields, fewer, numbers) if new != old]
+    return [f"{said}this one is with {' '.join(changed).replace('_', '-')}:", *text.splitlines()]
 
 
 def picture(numbers: Numbers, name: str) -> str | None:
@@ -259,7 +229,7 @@ def picture(numbers: Numbers, name: str) -> str | None:
 def _unit(timeline: Timeline, forward: float) -> float:
     """The longest time of which every start and end is a multiple."""
     times = {at / forward for spans in timeline.spans for span in spans for at in span[1:]}
-    parts = [Fraction(at).limit_denominator(FINEST) for at in times]
+    parts = [Fraction(at).limit_denominator(1000) for at in times]
     whole = math.lcm(*(part.denominator for part in parts))
     return forward * math.gcd(*(int(part * whole) for part in parts)) / whole
 
@@ -268,8 +238,7 @@ def _smaller(numbers: Numbers) -> Iterator[Iterable[Numbers]]:
     """Series of numbers that grow; the first series are nearest to what was asked for."""
     yield (numbers._replace(updates=updates) for updates in range(1, numbers.updates))
     for stages in range(min(numbers.stages, WIDEST // 3), 0, -1):
-        slow = {stage: factor for stage, factor in numbers.slow.items() if stage < stages}
-        fewer = numbers._replace(stages=stages, updates=1, slow=slow)
+        fewer = numbers._replace(stages=stages, updates=1)
         yield (fewer._replace(num_microbatches=pieces) for pieces in range(1, numbers.num_microbatches + 1))
 
 
@@ -277,11 +246,8 @@ def _largest(name: str, series: Iterable[Numbers]) -> tuple[Numbers, str] | None
     """The last numbers before the first that are too wide, and their picture; those that do not fit are passed over."""
     best = None
     for numbers in series:
-        try:
-            text = picture(numbers, name)
-        except ValueError:
-            continue
-        if text is None:
-            break
-        best = numbers, text
+        with suppress(ValueError):
+            if (text := picture(numbers, name)) is None:
+                break
+            best = numbers, text
     return best

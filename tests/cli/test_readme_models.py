@@ -53,6 +53,15 @@ def test_the_own_task_agrees_on_one_rank_and_on_several(folder, task, ranks, fla
     assert one["final_loss"] < 0.95 * one["first_loss"]
 
 
+def test_the_own_pipeline_gives_the_loss_of_plain_torch_on_every_rank(folder):
+    result = run_mpi(4, [sys.executable, "own_pipeline.py"], timeout=120, cwd=folder)
+    assert result.returncode == 0, result
+    lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank"))
+    assert [line.split(":")[0] for line in lines] == [f"rank {rank}" for rank in range(4)], result
+    losses = {float(line.split(": ")[1]) for line in lines}
+    assert len(losses) == 1 and 0 < losses.pop() < 0.1
+
+
 def test_the_ring_example_sums_over_the_ranks(folder):
     result = run_mpi(3, [sys.executable, "ring.py"], timeout=60, cwd=folder)
     assert result.returncode == 0, result
