@@ -58,8 +58,7 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
     hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
     clock.end()
     summary = summarise(config, task, trainer, mesh, hashes, clock)
-    if tracer is not None:
-        summary["trace"] = tracer.write(folder / "trace.json", clock, mesh)
+    summary["trace"] = tracer.write(folder / "trace.json", clock, mesh) if tracer is not None else None
     if recorder:
         if data_stamp(task) != stamp:
             print(f"note: --data {config.data}: changed or deleted since the run began", file=sys.stderr)

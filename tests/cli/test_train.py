@@ -16,6 +16,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "done": bool,
     "task": str,
     "layout": {"stages": int, "replicas": int, "servers": int, "ranks": int},
+    "schedule": (str, type(None)),
     "steps": int,
     "stopped_early": bool,
     "first_loss": float,
@@ -30,14 +31,16 @@ KINDS = {  # the schema of summary.json in collective mode
     "messages_sent_per_rank": [int],
     "control_messages_per_rank": [int],
     "allreduce": [{"algorithm": str, "bytes": int, "seconds": float, "bus_bandwidth": (float, type(None))}],
-    "bubble_rate": type(None),
+    "stages": [{"layers": list, "parameters": int, "unsplit": list}],
+    "bubble_rate": (dict, type(None)),
     "peak_in_flight": [int],
     "weight_versions": [int],
+    "peak_activation_bytes": [(int, type(None))],
     "staleness": type(None),
-    "peak_activation_bytes": type(None),
     "peak_memory_bytes": [int],
     "weights_sha256": str,
     "environment": dict,
+    "trace": (dict, type(None)),
 }
 ENVIRONMENT = ["hpctrain", "git", "python", "torch", "numpy", "mpi4py", "mpi", "hosts", "cpu", "threads", "data_sha256"]
 
