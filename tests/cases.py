@@ -35,6 +35,17 @@ ENVIRONMENT, USAGE, ONE_RANK = (
     "tests/failing/test_one_rank.py",
 )
 
+PIPELINE, BORDERS, ASYNCHRONOUS, STAGES = (
+    "tests/train/test_pipeline.py",
+    "tests/train/test_borders.py",
+    "tests/train/test_asynchronous.py",
+    "tests/train/test_stages.py",
+)
+GRID = f"{PIPELINE}::test_every_grid_and_schedule_equals_one_process"
+ANY_MODEL = f"{BORDERS}::test_any_model_equals_one_process"
+OWN_MICROBATCH = f"{BORDERS}::test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many"
+HISTORY = f"{ASYNCHRONOUS}::test_asynchronous_training_equals_the_history"
+
 CASES = [
     # launch
     Case(
@@ -228,6 +239,76 @@ CASES = [
             f"{LEARNING}::test_clipping_is_that_of_a_plain_torch_loop_bit_for_bit",
         ),
     ),
+    # pipeline
+    Case("P01", "fewer micro-batches than stages", (GRID,)),
+    Case("P02", "rows that do not divide by the micro-batches", (GRID, HISTORY)),
+    Case(
+        "P04",
+        "another activation shape each time",
+        (OWN_MICROBATCH, "tests/comm/test_channel.py::test_any_dtype_and_shape"),
+    ),
+    Case(
+        "P06",
+        "a stage gives tuples, dicts, several tensors",
+        (OWN_MICROBATCH, "tests/model/test_boundary.py::test_what_is_packed_comes_out_again"),
+    ),
+    Case("P08", "a tensor that wants no gradient crosses a border", (OWN_MICROBATCH, ANY_MODEL)),
+    Case("P10", "no gradient for an input in some micro-batches", (OWN_MICROBATCH,)),
+    Case(
+        "P11",
+        "tied weights on different stages",
+        (
+            ANY_MODEL,
+            f"{BORDERS}::test_what_cannot_be_cut_is_refused_on_all_ranks",
+            "tests/train/test_planted.py::test_a_planted_bug_of_a_pipeline_turns_equivalence_red",
+        ),
+    ),
+    Case(
+        "P13",
+        "more stages than layers, a stage without parameters",
+        (ANY_MODEL, f"{BORDERS}::test_what_cannot_be_cut_is_refused_on_all_ranks"),
+    ),
+    Case(
+        "P15",
+        "BatchNorm sees micro-batches",
+        (OWN_MICROBATCH, "tests/train/test_run.py::test_buffers_that_differ_at_the_end_are_named"),
+    ),
+    Case(
+        "P17",
+        "another dropout mask when a forward is computed again",
+        (
+            f"{BORDERS}::test_dropout_draws_what_it_draws_in_one_process",
+            f"{BORDERS}::test_numpy_and_python_draw_the_same_numbers_when_a_forward_is_computed_again",
+        ),
+    ),
+    Case("P18", "stashed weights changed in place", (HISTORY,)),
+    Case(
+        "P20",
+        "a backward with the wrong version or micro-batch",
+        (HISTORY, "tests/train/test_planted.py::test_a_planted_bug_of_the_stash_differs_from_the_history"),
+    ),
+    Case(
+        "P21",
+        "outputs and targets of different batches",
+        (GRID, f"{DATA}::test_the_pieces_of_all_replicas_are_the_global_batch_in_order"),
+    ),
+    Case(
+        "P23",
+        "the loss is on the last stage only",
+        (
+            f"{STAGES}::test_an_evaluation_counts_every_row_once_and_all_ranks_know_it",
+            "tests/cli/test_pipeline.py::test_a_hybrid_trains_what_one_process_trains",
+        ),
+    ),
+    Case(
+        "P27",
+        "1f1b does not save memory",
+        (
+            f"{BORDERS}::test_1f1b_keeps_the_activations_of_as_many_micro_batches_as_there_are_stages",
+            "tests/plan/test_schedules.py::test_1f1b_holds_no_more_with_more_micro_batches_and_interleaving_holds_more",
+        ),
+    ),
+    Case("P29", "integers into the first stage, computed again", (ANY_MODEL,)),
     # data
     Case(
         "A01",

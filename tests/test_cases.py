@@ -13,6 +13,7 @@ IDS = {
     "buffers": "B01 B06 B08 B16 B17 B19 B20",
     "dtypes": "B03 B05",
     "dataparallel": "D01 D03 D06 D09 D12",
+    "pipeline": "P01 P02 P04 P06 P08 P10 P11 P13 P15 P17 P18 P20 P21 P23 P27 P29",
     "numerics": "P24 D08 B14 B23 P25",
     "data": "A01 D04 D05",
     "ops": "O01",

@@ -31,6 +31,7 @@ def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
 
 def table_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Labels and values of the closing table; what the summary lacks, or has as None, has no row."""
+    stages = (summary.get("layout") or {}).get("stages") or 1
     rows = [
         ("ranks", _layout(summary.get("layout"))),
         ("steps", _steps(summary.get("steps"), summary.get("skipped_steps"))),
@@ -38,6 +39,8 @@ def table_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *_metrics(summary.get("eval"), summary.get("baseline")),
         ("step", _text("{:.4g} s", summary.get("step_seconds"))),
         ("speed", _text("{:.1f} rows/s", summary.get("samples_per_second"))),
+        *(_pipeline(summary) if stages > 1 else []),
+        ("trace", _trace(summary.get("trace"))),
         ("sent per rank", _megabytes(summary.get("bytes_sent_per_rank"))),
         ("memory per rank", _megabytes(summary.get("peak_memory_bytes"))),
         ("weights", _text("sha256 {:.16}", summary.get("weights_sha256"))),
@@ -80,7 +83,48 @@ def _metrics(held_out: dict[str, float] | None, baseline: dict[str, float] | Non
     ]
 
 
-def _megabytes(by_rank: list[int] | None) -> str | None:
+def _pipeline(summary: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """What a schedule costs, by stage from the first to the last."""
+    versions = summary.get("weight_versions") or []
+    return [
+        ("schedule", summary.get("schedule")),
+        ("bubble", _bubble(summary.get("bubble_rate"))),
+        ("in flight", _by_stage(summary.get("peak_in_flight"))),
+        ("weight versions", _by_stage(versions) if max(versions, default=1) > 1 else None),
+        ("activations", _megabytes(summary.get("peak_activation_bytes"))),
+        ("not split", _unsplit(summary.get("stages"))),
+    ]
+
+
+def _bubble(rates: dict[str, float | None] | None) -> str | None:
+    known = {name: (rates or {}).get(name) for name in ("formula", "simulated", "measured")}
+    return ", ".join(f"{name} {100 * rate:.1f} %" for name, rate in known.items() if rate is not None) or None
+
+
+def _by_stage(numbers: list[int] | None) -> str | None:
+    return " ".join(map(str, numbers or [])) or None
+
+
+def _unsplit(stages: list[dict[str, Any]] | None) -> str | None:
+    """Parameters whose gradients were not put off, although the schedule puts them off."""
+    names = [name for stage in stages or [] for name in stage.get("unsplit") or []]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}" if names else None
+
+
+def _trace(trace: dict[str, Any] | None) -> str | None:
+    hidden, error, dropped = ((trace or {}).get(key) for key in ("hidden_share", "clock_error", "dropped_events"))
+    parts = [
+        _text("{:.0f} % of transfers hidden", None if hidden is None else 100 * hidden),
+        _text("clocks to {:.3g} ms", None if error is None else 1000 * error),
+        f"{counted(dropped, 'event')} left out" if dropped else None,
+    ]
+    return ", ".join(part for part in parts if part is not None) or None
+
+
+def _megabytes(by_rank: list[int | None] | None) -> str | None:
+    """The least and the most, of those that are known."""
+    by_rank = [number for number in by_rank or [] if number is not None]
     if not by_rank:
         return None
     low, high = (f"{number / MEGABYTE:.1f}" for number in (min(by_rank), max(by_rank)))

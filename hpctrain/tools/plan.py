@@ -1,7 +1,6 @@
 """`hpctrain plan`: what schedules cost, by formula and by a dry run, before anything runs.
 
-All times are in one unit, whichever; unless told otherwise a forward of a stage takes 1. Without --schedule each
-schedule is a row of one table; with it there is a picture too, of which stage computes what when. Torch is not needed.
+All times are in one unit, whichever; unless told otherwise a forward of a stage takes 1. Torch is not needed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Numbers(NamedTuple):
     def place(self, name: str) -> Place:
         """Of stage 0; what a schedule does not know is left out."""
         schedule = SCHEDULES[name]
-        updates = 1 if schedule.flushes else self.updates
-        chunks = self.chunks if schedule.has_chunks else 1
+        updates, chunks = 1 if schedule.flushes else self.updates, self.chunks if schedule.has_chunks else 1
         return Place(0, self.stages, self.num_microbatches, updates, chunks, self.warmup if name in WARMED else 1.0)
 
     def times(self) -> Times:
@@ -131,9 +129,8 @@ def read_numbers(asked: dict[str, Any]) -> Numbers:
         raise UsageError(f"--weights {weights:g}: is a part of --backward, at most {backward:g}")
     if far := [stage for stage in slow if stage >= stages]:
         raise UsageError(f"--slow {far[0]}:{slow[far[0]]:g}: with --stages {stages} there are 0 to {stages - 1}")
-    depth = stages * max(asked["updates"] or 1, asked["chunks"] or 2)
-    if pieces * depth > LONGEST:
-        raise UsageError(f"--num-microbatches {pieces}: too long a dry run; at most {LONGEST // depth} with the rest")
+    if pieces * (depth := stages * max(asked["updates"] or 1, asked["chunks"] or 2)) > LONGEST:
+        raise UsageError(f"--num-microbatches {pieces}: at most {LONGEST // depth} with so many stages and updates")
     most = 1 if asked["schedule"] and SCHEDULES[asked["schedule"]].flushes else LONGEST // (stages * pieces)
     updates = asked["updates"] or min(UPDATES, most)
     values = {**asked, "weights": weights, "slow": slow, "chunks": asked["chunks"] or 2, "updates": updates}
@@ -181,7 +178,7 @@ def _notes(numbers: Numbers, names: Iterable[str]) -> Iterator[str]:
     if any(SCHEDULES[name].has_chunks for name in names):
         yield f"in flight with chunks: each is 1/{numbers.chunks} of a stage's layers"
     if any(SCHEDULES[name].splits_backward for name in names):
-        yield f"in brackets: in flight until the gradients of weights, {numbers.weights:g} of a backward, are there too"
+        yield f"(in brackets): until W, the gradients of weights, {numbers.weights:g} of a backward's {numbers.backward:g}"
 
 
 def _print_table(rows: Iterable[tuple[str, ...]], numbers: Numbers, launched: bool) -> None:
@@ -189,34 +186,33 @@ def _print_table(rows: Iterable[tuple[str, ...]], numbers: Numbers, launched: bo
     from rich.table import Table
 
     plain = {"force_terminal": False, "width": WIDEST} if launched or not sys.stdout.isatty() else {}
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False, **plain)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("\nschedule", style="bold", no_wrap=True)
     peaks = ("in flight\nstage 0", f"in flight\nstage {numbers.stages - 1}")
     for name in ("bubble by\nformula", "bubble\nsimulated", "\nmakespan", *peaks, "weight\nversions"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    if console.width >= 112:  # else there is no room for words
+        table.add_column("", no_wrap=True)
     for cells in rows:
-        table.add_row(*cells)
-    Console(file=sys.stdout, markup=False, highlight=False, emoji=False, **plain).print(table)
+        table.add_row(*cells[: len(table.columns)])
+    console.print(table)
 
 
 def draw(numbers: Numbers, name: str) -> list[str]:
     """The picture's lines; where it would be too wide, that of smaller numbers under a line that says which."""
     if (text := picture(numbers, name)) is not None:
         return ["", *text.splitlines()]
-    found = next(filter(None, (_largest(name, series) for series in _smaller(numbers))), None)
     said = f"\ntoo wide for a picture of {WIDEST} columns; "
-    if found is None:
-        return [f"{said}rounder times would do, such as --forward 1 --backward 2"]
-    fewer, text = found
-    changed = [f"--{key} {new}" for key, new, old in zip(Numbers._fields, fewer, numbers) if new != old]
-    return [f"{said}this one is with {' '.join(changed).replace('_', '-')}:", *text.splitlines()]
+    for fewer, text in filter(None, (_largest(name, series) for series in _smaller(numbers))):
+        changed = [f"--{key} {new}" for key, new, old in zip(Numbers._fields, fewer, numbers) if new != old]
+        return [f"{said}this one is with {' '.join(changed).replace('_', '-')}:", *text.splitlines()]
+    return [f"{said}rounder times would do, such as --forward 1 --backward 2"]
 
 
 def picture(numbers: Numbers, name: str) -> str | None:
     """None where it would be wider than WIDEST. ValueError where the schedule does not fit."""
-    place = numbers.place(name)
-    if 2 * place.num_microbatches * place.num_updates > WIDEST:
+    if 2 * numbers.num_microbatches * numbers.place(name).num_updates > WIDEST:
         return None
     timeline = dry_run(numbers, name)
     unit = _unit(timeline, numbers.forward)

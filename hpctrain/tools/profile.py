@@ -44,26 +44,24 @@ def _profile(argv: list[str], launched: bool) -> str | None:
     """What is wrong, if anything."""
     try:
         out, config = read_flags(argv)
+        rows = rows_of(config)
         task, num_rows = _task_of(config)
     except ValueError as error:
         return str(error)
-    threads, rows = threads_of(config), min(rows_of(config), num_rows)
+    rows, threads = min(rows, num_rows), threads_of(config)
     print(
         f"{short_name(config.task)}: micro-batches of {counted(rows, 'row')}, {counted(threads, 'thread')}", flush=True
     )
     try:
         times = measured(config, task, rows, threads)
-        _check_new(out)
-        layers = [time._asdict() for time in times]
-        about = {"task": config.task, "rows": rows, "threads": threads, "cpu": cpu_name()}
-        write_json(out, {**about, "layers": layers})
-    except (AgreedError, RankFailed, UsageError) as error:
+    except (AgreedError, RankFailed) as error:
         return str(error)
-    except OSError as error:
-        return f"{out}: {error.strerror or error}"
-    _print_table(times, launched)
-    print(f"layers are shared out by these seconds with: --stage-split {out}", flush=True)
-    return None
+    about = {"task": config.task, "rows": rows, "threads": threads, "cpu": cpu_name()}
+    fault = _write(out, {**about, "layers": [time._asdict() for time in times]})
+    if fault is None:
+        _print_table(times, launched)
+        print(f"to share the layers out by these seconds: --stage-split {out}", flush=True)
+    return fault
 
 
 def read_flags(argv: list[str]) -> tuple[Path, Config]:
@@ -80,8 +78,20 @@ def _check_new(out: Path) -> None:
         raise UsageError(f"{out}: " + ("exists already; name a new file" if os.path.lexists(out) else "no such folder"))
 
 
+def _write(out: Path, costs: dict[str, Any]) -> str | None:
+    """What is wrong, if anything. Measuring takes a while, in which the file may have come into being."""
+    try:
+        _check_new(out)
+        write_json(out, costs)
+    except UsageError as error:
+        return str(error)
+    except OSError as error:
+        return f"{out}: {error.strerror or error}"
+    return None
+
+
 def rows_of(config: Config) -> int:
-    """Rows of a micro-batch where each stage has one rank."""
+    """Rows of a micro-batch where each stage has one rank. UsageError for a layout that cannot be."""
     pieces = settled(config, config.stages).num_microbatches
     return config.micro_batch_size or -(-config.global_batch_size // pieces)
 
@@ -94,7 +104,6 @@ def threads_of(config: Config) -> int:
 
 def _task_of(config: Config) -> tuple[Any, int]:
     """The task, its data ready, and the number of rows to train on. UsageError where it cannot be measured."""
-    settled(config, config.stages)
     try:
         task = prepared_task(config)
         num_rows, _ = lengths(task)
@@ -130,7 +139,7 @@ def measured(config: Config, task: Any, rows: int, threads: int) -> list[LayerTi
 def _built(factory: Callable[[], nn.Module], index: int) -> nn.Module:
     from hpctrain.train.checked import checked_layer
 
-    return checked_layer(factory(), f"layer {index}")
+    return checked_layer(factory(), f"layers.{index}")
 
 
 def repeats_within(times: Sequence[LayerTime]) -> int:

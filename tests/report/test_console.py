@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hpctrain.report.console import ProgressLine, print_closing
+from hpctrain.report.summary import table_rows
 
 
 class Stream(io.StringIO):
@@ -112,6 +113,78 @@ def test_the_closing_table_holds_figures_and_an_unbroken_path():
     print_closing({"steps": 200, "eval": {"loss": 2.0}, "baseline": {"loss": 2.5}}, folder, stream)
     lines = [each.rstrip() for each in stream.getvalue().splitlines()]
     assert lines == ["steps          200", "held-out loss  2.0000 (baseline 2.5000)", f"files in {folder}"]
+
+
+PIPELINE = {
+    "layout": {"ranks": 4, "stages": 4, "replicas": 1, "servers": 0},
+    "schedule": "1f1b",
+    "bubble_rate": {"formula": 0.158, "simulated": 0.1712, "measured": 0.21},
+    "peak_in_flight": [4, 3, 2, 1],
+    "weight_versions": [1, 1, 1, 1],
+    "peak_activation_bytes": [1_600_000, None, 800_000, 400_000],
+    "stages": [{"unsplit": []}] * 4,
+}
+
+
+def rows(**changes) -> dict[str, str]:
+    """Of the table of a run through four stages, but for the ranks."""
+    found = dict(table_rows({**PIPELINE, **changes}))
+    assert found.pop("ranks").startswith("4: ")
+    return found
+
+
+def test_the_table_tells_of_the_pipeline():
+    assert rows() == {
+        "schedule": "1f1b",
+        "bubble": "formula 15.8 %, simulated 17.1 %, measured 21.0 %",
+        "in flight": "4 3 2 1",
+        "activations": "0.4 to 1.6 MB",
+    }
+
+
+def test_one_stage_has_nothing_to_tell_of_a_pipeline():
+    layout = {"ranks": 4, "stages": 1, "replicas": 4, "servers": 0}
+    assert rows(layout=layout, schedule=None, bubble_rate=None, peak_in_flight=[1], weight_versions=[2]) == {}
+    assert [label for label, _ in table_rows({**PIPELINE, "layout": None})] == []
+
+
+def test_what_is_not_known_of_a_pipeline_has_no_row():
+    assert "bubble" not in rows(bubble_rate=None)
+    assert "bubble" not in rows(bubble_rate=dict.fromkeys(("formula", "simulated", "measured")))
+    assert rows(bubble_rate={"formula": 0.0, "simulated": None})["bubble"] == "formula 0.0 %"
+    assert "activations" not in rows(peak_activation_bytes=[None] * 4)
+    nothing = dict.fromkeys(key for key in PIPELINE if key != "layout")
+    assert rows(**nothing, trace=None) == {}
+    assert rows(**{**nothing, "bubble_rate": {}, "peak_in_flight": [], "stages": [], "trace": {}}) == {}
+
+
+def test_weight_versions_are_told_where_a_stage_keeps_more_than_one():
+    assert rows(weight_versions=[4, 3, 2, 1])["weight versions"] == "4 3 2 1"
+
+
+def test_gradients_that_were_not_put_off_are_told():
+    stages = [{"unsplit": []}, {"unsplit": ["layers.1.weight", "layers.1.bias"]}, {}, {"unsplit": ["layers.7.scale"]}]
+    assert rows(stages=stages)["not split"] == "layers.1.weight and 2 more"
+    assert rows(stages=stages[2:])["not split"] == "layers.7.scale"
+
+
+@pytest.mark.parametrize(
+    "trace, text",
+    [
+        (
+            {"hidden_share": 0.36, "clock_error": 0.0002, "dropped_events": 0},
+            "36 % of transfers hidden, clocks to 0.2 ms",
+        ),
+        ({"hidden_share": None, "clock_error": 2e-6, "dropped_events": 0}, "clocks to 0.002 ms"),
+        (
+            {"hidden_share": 0.0, "clock_error": 0.0, "dropped_events": 3},
+            "0 % of transfers hidden, clocks to 0 ms, 3 events left out",
+        ),
+    ],
+)
+def test_a_trace_has_a_row_in_any_layout(trace, text):
+    assert rows(trace=trace)["trace"] == text
+    assert dict(table_rows({"trace": trace})) == {"trace": text}
 
 
 def test_rich_is_imported_by_what_draws_only():

@@ -1,8 +1,10 @@
 """Models whose layers hand each other more than one plain tensor, or are tied, frozen or without parameters."""
 
+import random
 from collections import namedtuple
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -171,3 +173,16 @@ class Mixed(Masked):
     def layers(self):
         first, norm, last = super().layers()
         return [MixRows, first, norm, lambda: nn.Linear(8, WIDTH), MixRows, lambda: nn.Linear(WIDTH, 8), last]
+
+
+class Noise(nn.Module):
+    """Random numbers of NumPy and of Python."""
+
+    def forward(self, x):
+        return x * (1 + 0.1 * np.random.rand() + 0.1 * random.random())
+
+
+@dataclass
+class Noisy(Masked):
+    def layers(self):
+        return [Noise, *super().layers(), Noise]

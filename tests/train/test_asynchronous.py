@@ -68,12 +68,18 @@ def test_asynchronous_training_equals_the_history(comm, stages, replicas, schedu
     part = part_of(comm, stages * replicas)
     if part is None:
         return
-    for microbatches, optimizer, clip_norm in ((max(3, stages), "sgd", None), (8, "adam", 0.05)):
-        compare_to_history(part, schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm)
+    for microbatches, optimizer, clip_norm, recompute in (
+        (max(3, stages), "sgd", None, True),
+        (8, "adam", 0.05, False),
+    ):
+        how = microbatches, optimizer, clip_norm, recompute
+        compare_to_history(part, schedule, vertical_sync, stages, replicas, *how)
     part.Free()
 
 
-def compare_to_history(comm, schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm):
+def compare_to_history(
+    comm, schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm=None, recompute=False
+):
     """Trains on all ranks of `comm`, and asserts losses, weights, versions and the list of what was done."""
     log: list = []
     losses, weights, executor = run(
@@ -90,6 +96,7 @@ def compare_to_history(comm, schedule, vertical_sync, stages, replicas, microbat
         optimizer=optimizer,
         lr=OPTIMIZERS[optimizer],
         clip_norm=clip_norm,
+        recompute=recompute,
         eval_every=DRAIN,
     )
     means, oracle = expected(schedule, vertical_sync, stages, replicas, microbatches, optimizer, clip_norm)

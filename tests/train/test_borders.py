@@ -1,5 +1,8 @@
 """Whatever lies on the border between two stages, training equals one process."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +79,21 @@ def test_dropout_draws_what_it_draws_in_one_process(comm, recompute):
     how = {"stages": 2, "recompute": recompute, "num_microbatches": 4}
     losses, weights, _ = run(TASKS["dropout"], part, **how, **settings("adam", 13))
     assert_equal_to_reference(losses, weights, "dropout", "adam", 13, num_microbatches=4)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_numpy_and_python_draw_the_same_numbers_when_a_forward_is_computed_again(comm):
+    """And draw on afterwards as if that had not happened."""
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    runs, drawn = [], []
+    for recompute in (False, True):
+        runs.append(run(borders.Noisy(), part, stages=2, num_microbatches=4, steps=4, recompute=recompute))
+        drawn.append((random.random(), np.random.rand()))
+    assert runs[0][0] == runs[1][0] and drawn[0] == drawn[1]
+    assert all(torch.equal(weight, runs[1][1][name]) for name, weight in runs[0][1].items())
     part.Free()
 
 

@@ -61,7 +61,7 @@ def test_a_planted_bug_of_the_stash_differs_from_the_history(comm, bug, monkeypa
         return
     bug(monkeypatch)
     with pytest.raises(AssertionError):
-        compare_to_history(part, ASYNCHRONOUS[bug], False, 2, 1, 3, "sgd", None)
+        compare_to_history(part, ASYNCHRONOUS[bug], False, 2, 1, 3, "sgd")
     part.Free()
 
 
