@@ -58,9 +58,14 @@ def before_mpi(argv: list[str]) -> None:
 
 
 def answer(argv: list[str]) -> None:
-    """Prints the version or the help."""
+    """Prints the version, the help of a command that has flags of its own, or the help of all."""
     if "--version" in argv:
         print(f"hpctrain {__version__}")
+        return
+    command, _ = split_command(argv)
+    parser = getattr(import_module(COMMANDS[command][1]), "parser", None) if command in COMMANDS else None
+    if command != "train" and parser is not None:
+        print(parser().format_help(), end="")
         return
     print("usage: python -m hpctrain [command] [flags]        one process")
     print("       mpirun -n 8 python -m hpctrain [flags]      8 ranks: 8 replicas, with --stages S a pipeline")

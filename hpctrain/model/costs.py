@@ -55,7 +55,7 @@ def walk(
     inputs = map_tensors(torch.clone, inputs)  # a layer may work in place
     with random_state_kept():
         for index in range(len(factories)):
-            stage = build_stage(factories[index : index + 1], seed, precision, first=index, check=check)
+            stage = build_stage(factories, seed, precision, check=check, parts=[range(index, index + 1)])
             found.shared.extend(_shared(stage, first_names))
             inputs, cost = _run(stage, inputs)
             found.costs.append(cost)

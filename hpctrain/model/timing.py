@@ -39,7 +39,7 @@ def measure(
     times = []
     with random_state_kept():
         for index in range(len(factories)):
-            stage = build_stage(factories[index : index + 1], seed, precision, first=index)
+            stage = build_stage(factories, seed, precision, parts=[range(index, index + 1)])
             is_last = index == len(factories) - 1
             end = (lambda outputs: next(tensors_in(loss(outputs, targets)), None)) if is_last else (lambda same: same)
             _, outputs = _run(stage, _copied(inputs, index > 0), end)

@@ -15,7 +15,7 @@ def bubble_rate(name: str, place: Place, forward=1.0, backward=2.0, weights=1.0)
     if name == "naive":
         return (p - 1) / p
     if name == "zb-h1":
-        idle = (p - 1) * (forward + backward - 2 * weights)
+        idle = (p - 1) * max(0.0, forward + backward - 2 * weights)
         return idle / (idle + m * (forward + backward))
     return (p - 1) / (v * m + p - 1)
 

@@ -70,13 +70,13 @@ class Timeline:
     def picture(self, unit: float = 1.0) -> str:
         """A line a stage, a column a unit of time: `F0`, `B0`, dots where it waits."""
         width = 1 + max(len(str(span.action)) for spans in self.spans for span in spans)
-        lines = []
+        lines, digits = [], len(str(len(self.spans) - 1))
         for stage, spans in enumerate(self.spans):
             cells = ["." for _ in range(round(self.makespan / unit))]
             for span in spans:
                 for cell in range(round(span.start / unit), round(span.end / unit)):
                     cells[cell] = str(span.action)
-            lines.append(f"stage {stage} |" + "".join(cell.rjust(width) for cell in cells))
+            lines.append(f"stage {stage:{digits}} |" + "".join(cell.rjust(width) for cell in cells))
         return "\n".join(line.rstrip() for line in lines)
 
 

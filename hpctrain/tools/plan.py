@@ -178,7 +178,7 @@ def _notes(numbers: Numbers, names: Iterable[str]) -> Iterator[str]:
     if any(SCHEDULES[name].has_chunks for name in names):
         yield f"in flight with chunks: each is 1/{numbers.chunks} of a stage's layers"
     if any(SCHEDULES[name].splits_backward for name in names):
-        yield f"(in brackets): until W, the gradients of weights, {numbers.weights:g} of a backward's {numbers.backward:g}"
+        yield f"(in brackets): until the gradients of weights, {numbers.weights:g} of a backward's {numbers.backward:g}"
 
 
 def _print_table(rows: Iterable[tuple[str, ...]], numbers: Numbers, launched: bool) -> None:
@@ -192,7 +192,7 @@ def _print_table(rows: Iterable[tuple[str, ...]], numbers: Numbers, launched: bo
     peaks = ("in flight\nstage 0", f"in flight\nstage {numbers.stages - 1}")
     for name in ("bubble by\nformula", "bubble\nsimulated", "\nmakespan", *peaks, "weight\nversions"):
         table.add_column(name, justify="right", no_wrap=True)
-    if console.width >= 112:  # else there is no room for words
+    if console.width >= 132:  # else there is no room for words
         table.add_column("", no_wrap=True)
     for cells in rows:
         table.add_row(*cells[: len(table.columns)])

@@ -4,6 +4,7 @@ Each micro-batch is computed with the version of the weights that the schedule n
 keeps. Nobody waits for all stages: loss and items travel with the gradients from stage to stage.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -16,6 +17,7 @@ from hpctrain.plan.formulas import version_used
 from hpctrain.plan.program import updates_after
 from hpctrain.plan.schedule import SCHEDULES, Action, Place
 from hpctrain.train.agreement import whole
+from hpctrain.train.timing import REMEMBERED
 from hpctrain.train.update import StepResult, Update
 
 
@@ -32,7 +34,7 @@ class LocalUpdate(Update):
         self.stash = WeightStash(self.gradients.parameters, allocate, self.gradients.accumulate)
         self._sums = np.zeros(2 + len(self.gradients.parameters))  # loss, items, uses of each parameter
         self._exchange = self.mesh.data.ring.all_reduce(self._sums, "loss and items", control=True)
-        self.versions: list[tuple[int, int]] = []  # of each update: used, and made before it
+        self.versions: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)  # of each update: used, and made before it
         self._agrees = not SCHEDULES[name].microbatch_updates
 
     def begin(self, step: int) -> None:

@@ -17,7 +17,7 @@ from tests.oracles.delayed_weights import train
 from tests.train.test_equivalence import part_of
 from tests.train.toys import Deep, run
 
-STEPS, DRAIN, ROWS = 20, 8, 13
+STEPS, DRAIN, ROWS = 10, 4, 13
 KINDS = [("1f1b-async", False), ("1f1b-async", True), ("2bw", False)]
 OPTIMIZERS = {"sgd": 0.5, "adam": 0.01}
 
