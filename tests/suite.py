@@ -38,19 +38,24 @@ class Part:
         return f"{self.name} n={self.ranks}" if self.ranks else self.name
 
 
-OWN_LAUNCHES = ("tests/failing", "tests/cli")  # their tests start mpirun themselves
+OWN_LAUNCHES = ("tests/failing", "tests/cli", "tests/benchmarks")  # their tests start mpirun themselves
 PURE = ("-m", "not mpi", *(f"--ignore={path}" for path in OWN_LAUNCHES))
 UNDER_MPI = ("--with-mpi", "-m", "mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
 DONE_BY_FOUR = ("number_of_micro_batches", "[1-", "[2-", "[3-", "[4-")  # and by no more ranks differently
-WITH_EIGHT = tuple(f"tests/train/test_{name}.py" for name in ("equivalence", "executor", "run", "data"))
+NEEDS_MORE = " or ".join(("[3-2-", "[4-2-", "[8-1-", "[2-3-", "[2-4-"))  # layouts of a pipeline
+PIPELINES = "(test_pipeline or test_asynchronous)"
+BY_EIGHT = f"(not {PIPELINES} and not ({' or '.join(DONE_BY_FOUR)})) or ({PIPELINES} and ({NEEDS_MORE}))"
+WITH_EIGHT = tuple(
+    f"tests/train/test_{name}.py" for name in ("equivalence", "executor", "run", "data", "pipeline", "asynchronous")
+)
 PARTS = (
     Part("pure", 0, 600, ("tests",), PURE),
     *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 4, 8)),
     Part("comm", 5, 240, ("tests/comm/test_ring.py",)),  # nothing else depends on how a number is divided
     Part("train", 4, 600, ("tests/train", "tests/model")),
-    Part("train", 8, 600, WITH_EIGHT, ("-k", f"not ({' or '.join(DONE_BY_FOUR)})")),
+    Part("train", 8, 600, WITH_EIGHT, ("-k", BY_EIGHT)),
     Part("failing", 0, 600, ("tests/failing",)),
-    Part("cli", 0, 600, ("tests/cli",)),
+    Part("cli", 0, 600, ("tests/cli", "tests/benchmarks")),
 )
 ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
 
