@@ -22,7 +22,6 @@ from timed import WIDTH, TimedLayer, TimedSplit
 from hpctrain import Mesh, Pipeline
 from hpctrain.comm.clock import clock_offsets
 from hpctrain.comm.environment import cores_allowed
-from hpctrain.plan.program import actions
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.simulate import Times, simulate
 from hpctrain.train.timing import bubble_figures
@@ -113,8 +112,8 @@ def measure(name: str, flags: argparse.Namespace, mesh: Mesh, slow: str | None =
     executor, rows = pipeline.executor, torch.ones(num_microbatches, WIDTH)
     updates = 1 if SCHEDULES[name].flushes else flags.updates
     pipeline.step(rows, rows)
-    for step in range(1, flags.steps):
-        executor.run(actions(name, executor.place._replace(num_updates=updates)), step)
+    for _ in range(1, flags.steps):
+        pipeline.run([(rows, rows)] * updates)
     offset = clock_offsets(mesh.world)[0]
     rates = bubble_figures(executor.timing, name, executor.place, offset, updates, mesh)
     runs = [[start + offset, end + offset] for start, end, _ in executor.timing.runs]

@@ -12,6 +12,7 @@ from hpctrain.model.costs import random_state_kept
 from hpctrain.model.structure import map_tensors, tensors_in
 from hpctrain.plan.grid import split_evenly
 from hpctrain.plan.program import actions
+from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.train.batches import MicroBatch
 from hpctrain.train.build import build_executor
 from hpctrain.train.evaluation import outputs_of
@@ -59,13 +60,14 @@ class Pipeline:
         pieces = num_microbatches or (1 if schedule == "naive" else 4 * mesh.grid.num_stages)
         settings = {"precision": _precision(given), "stage_split": "flops", **settings}
         config = Config(stages=mesh.grid.num_stages, schedule=schedule, num_microbatches=pieces, **settings)
-        self._config = settled(config, mesh.size)
+        config = settled(config, mesh.size)
+        self._clips = config.clip_norm is not None
         self._rows = Rows(mesh.replica, pieces)
         self._mesh, self._loss, self._num_steps = mesh, loss, 0
         model = _Model([_factory(layer) for layer in given], ties, self._summed)
         with random_state_kept():
             self._executor = build_executor(
-                self._config, model, mesh, self._rows, optimizer, None if example is None else lambda: example
+                config, model, mesh, self._rows, optimizer, None if example is None else lambda: example
             )
 
     @property
@@ -81,21 +83,32 @@ class Pipeline:
     def step(self, inputs: Any, targets: Any) -> float | None:
         """Trains on the rows of this replica, given alike on all its stages; returns the mean loss over all replicas.
 
-        None where there is nothing to count. A schedule without a flush makes all its updates in the call, and empties
-        the pipeline at its end. RuntimeError where loss or gradients are not finite. Collective.
+        None where there is nothing to count. RuntimeError where loss or gradients are not finite. Collective.
         """
-        self._rows.give(inputs, targets)
-        executor, shared = self._executor, self._executor.update.shared
-        clips = self._config.clip_norm is not None
-        result = executor.run(actions(executor.name, executor.place, shared.is_here, clips), self._num_steps)
-        self._num_steps += 1
-        return result.loss
+        return self.run([(inputs, targets)])[0]
+
+    def run(self, batches: Iterable[tuple[Any, Any]]) -> list[float | None]:
+        """As many steps, in one go; returns what `step` would. All batches are in memory at once. Collective.
+
+        A schedule without a flush empties the pipeline at the end only, so it needs this.
+        """
+        batches = list(batches)
+        first, self._num_steps = self._num_steps, self._num_steps + len(batches)
+        self._rows.give(first, batches)
+        executor, losses = self._executor, []
+        executor.update.on_result = lambda result: losses.append(result.loss)
+        together = 1 if SCHEDULES[executor.name].flushes else len(batches)
+        for step in range(first, self._num_steps, together):
+            place = executor.place._replace(num_updates=together)
+            executor.run(actions(executor.name, place, executor.update.shared.is_here, self._clips), step)
+        return losses
 
     def evaluate(self, inputs: Any, targets: Any) -> float | None:
         """The mean loss over all rows, with nothing trained; given as for `step`. Collective."""
-        self._rows.give(inputs, targets)
+        self._rows.give(0, [(inputs, targets)])
         stage, update = self._executor.stage, self._executor.update
-        batches = [batch for batch in map(self._rows.piece, range(self._rows.num_microbatches)) if batch is not None]
+        pieces = (self._rows.microbatch(0, index) for index in range(self._rows.num_microbatches))
+        batches = [piece for piece in pieces if piece is not None]
         total = [0.0, 0.0]
         with update.statistics.averaged(update.items_seen), stage.evaluating():
             pairs = ((batch.inputs, batch.targets) for batch in batches)
@@ -130,26 +143,25 @@ class Rows:
         self.num_microbatches, self.seconds = num_microbatches, 0.0
         self._first = replica * num_microbatches
 
-    def give(self, inputs: Any, targets: Any) -> None:
-        """The rows of the step to come. ValueError where inputs and targets are not equally many."""
-        num_rows = count_rows(inputs)
-        if count_rows(targets) != num_rows:
-            raise ValueError(f"Pipeline: {num_rows} rows of inputs, {count_rows(targets)} of targets; give as many")
-        self._inputs, self._targets = inputs, targets
-        self._pieces = split_evenly(num_rows, self.num_microbatches)
+    def give(self, first_step: int, batches: list[tuple[Any, Any]]) -> None:
+        """The rows of the steps to come. ValueError where inputs and targets are not equally many."""
+        self._first_step, self._batches, self._pieces = first_step, batches, []
+        for inputs, targets in batches:
+            num_rows = count_rows(inputs)
+            if count_rows(targets) != num_rows:
+                raise ValueError(f"Pipeline: {num_rows} rows of inputs, {count_rows(targets)} of targets; give as many")
+            self._pieces.append(split_evenly(num_rows, self.num_microbatches))
 
     def number(self, step: int, index: int) -> int | None:
-        return self._first + index if self._pieces[index] else None
+        return self._first + index if self._pieces[step - self._first_step][index] else None
 
     def microbatch(self, step: int, index: int) -> MicroBatch | None:
-        return self.piece(index)
-
-    def piece(self, index: int) -> MicroBatch | None:
-        rows = self._pieces[index]
+        rows = self._pieces[step - self._first_step][index]
         if not rows:
             return None
         inputs, targets = (
-            map_tensors(lambda tensor: tensor[rows.start : rows.stop], each) for each in (self._inputs, self._targets)
+            map_tensors(lambda tensor: tensor[rows.start : rows.stop], each)
+            for each in self._batches[step - self._first_step]
         )
         return MicroBatch(inputs, targets, self._first + index)
 

@@ -121,7 +121,8 @@ class Update:
 
     def _look_at_sums(self) -> None:
         """Every share was finite; is their sum? All replicas hold the same bits, so one of them looks, and measures."""
-        names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets)
+        summed = self.mesh.data.size > 1 or self.shared.is_here
+        names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets if summed)
         name = next((name for name in names if name is not None), None)
         if name is not None:
             self._agreement.report(self.shared.canonical(name), of_sum=True)

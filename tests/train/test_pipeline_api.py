@@ -95,6 +95,25 @@ def summed(outputs, targets):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_several_steps_in_one_go_are_the_same_with_a_flush_and_late_without(comm):
+    part = on_part(comm, 2, 1)
+    if part is None:
+        return
+    batches = [batch(step) for step in range(4)]
+    with Mesh(part, stages=2) as mesh:
+        one, other, late, drained = (
+            Pipeline(layers(), summed, mesh, adam, schedule=schedule, num_microbatches=4)
+            for schedule in ("1f1b", "1f1b", "1f1b-async", "1f1b-async")
+        )
+        losses = one.run(batches)
+        assert losses == [other.step(*each) for each in batches] and len(losses) == 4
+        assert late.run(batches) != [drained.step(*each) for each in batches]
+        assert len(late.executor.update.versions) == 16 and late.executor.update.versions[15] == (14 + mesh.stage, 15)
+        assert drained.executor.update.versions[15] == (2 + mesh.stage, 3)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_what_does_not_fit_is_told(comm):
     part = on_part(comm, 2, 1)
     if part is None:
