@@ -18,69 +18,92 @@ import numpy as np
 
 from hpctrain.comm.buffer import allocate, as_buffer
 from hpctrain.comm.progress import Progress, take_back
+from hpctrain.comm.tags import CHANNELS
 
-NUMBER, DESCRIPTION, FIRST_PAYLOAD = 1, 2, 3  # tags, each times the number of channels on a communicator
-NUM_PAYLOADS = 64  # tags for payloads; so many descriptions may be under way at once
+NUMBER, DESCRIPTION, FIRST_PAYLOAD = 1, 2, 3  # a channel's tags
+NUM_PAYLOADS = 64  # tags for payloads
 NUM_TAGS = FIRST_PAYLOAD + NUM_PAYLOADS
-FIRST_TAG = 16448  # behind those of a ring on the same communicator
-MAX_LANES = (32767 - FIRST_TAG) // NUM_TAGS  # with the tags that every MPI grants
+MAX_LANES = len(CHANNELS) // NUM_TAGS
 
 
 class Sender:
-    """Sends to `peer` of `comm`, which must be private to the pipeline; `lane` tells several channels apart."""
+    """Sends to `peer` of `comm`, which must be private to the pipeline; `lane` tells several channels apart.
+
+    A number is sent so that it has left when the receiver has come to it: then nothing before it is under way.
+    """
 
     def __init__(self, comm, peer: int, lane: int, progress: Progress):
-        self._comm, self._peer, self._tag, self._progress = comm, peer, FIRST_TAG + lane * NUM_TAGS, progress
+        self._comm, self._peer, self._tag, self._progress = comm, peer, CHANNELS[lane * NUM_TAGS], progress
         self._described: str | None = None
         self._number = 0
-        self._sending: deque[tuple[Any, Any, float]] = deque()  # (request, what must stay in memory, when it began)
+        self._numbers: deque[tuple[Any, np.ndarray]] = deque()  # (request, what must stay in memory)
+        self._descriptions: deque[tuple[Any, np.ndarray]] = deque()
+        self._tensors: deque[tuple[Any, Any, float]] = deque()  # and when it began
         self.on_left: Callable[[float, float], None] | None = None  # told when a tensor began to travel, and had left
         self.bytes_sent = self.messages_sent = self.control_messages = 0
 
     def put(self, tensors: Sequence, note: Any = None) -> None:
-        """Begins to send contiguous `tensors` and `note` (JSON). They may not be written to until they have left."""
+        """Begins to send contiguous `tensors` and `note` (JSON). They may not be written to until they have left.
+
+        Waits where so many new descriptions are under way that tags would come again.
+        """
         described = json.dumps([note, [[_dtype(each), list(each.shape)] for each in tensors]])
-        if described != self._described:
+        is_new = described != self._described
+        if is_new:
+            self.wait_for_room(NUM_PAYLOADS // 2)
             self._described, self._number = described, self._number + 1
-            self._control(np.array([self._number, len(described)], np.int64), NUMBER)
-            self._control(np.frombuffer(described.encode(), np.uint8), DESCRIPTION)
-        else:
-            self._control(np.array([self._number, 0], np.int64), NUMBER)
+        number = np.array([self._number, len(described) if is_new else 0], np.int64)
+        self._numbers.append((self._comm.Issend(number, self._peer, self._tag + NUMBER), number))
+        if is_new:
+            text = np.frombuffer(described.encode(), np.uint8)
+            self._descriptions.append((self._comm.Isend(text, self._peer, self._tag + DESCRIPTION), text))
+        self.control_messages += 1 + is_new
         for tensor in tensors:
             message = _bytes(tensor)
             tag = self._tag + FIRST_PAYLOAD + self._number % NUM_PAYLOADS
-            self._sending.append((self._comm.Isend(message, self._peer, tag), (message, tensor), time.perf_counter()))
+            self._tensors.append((self._comm.Isend(message, self._peer, tag), (message, tensor), time.perf_counter()))
             self.bytes_sent += message.size
             self.messages_sent += 1
-        if self._sending:
-            self._progress.add(self)
+        self._progress.add(self)
 
     def poll(self) -> bool:
         """Lets go of what has left; True when all has."""
-        while self._sending and self._sending[0][0].Test():
-            _, kept, began = self._sending.popleft()
-            if self.on_left is not None and isinstance(kept, tuple):
+        for sending in (self._numbers, self._descriptions):
+            while sending and sending[0][0].Test():
+                sending.popleft()
+        while self._tensors and self._tensors[0][0].Test():
+            _, _, began = self._tensors.popleft()
+            if self.on_left is not None:
                 self.on_left(began, time.perf_counter())
-        return not self._sending
+        return not (self._numbers or self._descriptions or self._tensors)
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that the receiver has yet to come to."""
+        self.poll()
+        return len(self._numbers)
+
+    def wait_for_room(self, num_messages: int) -> None:
+        """Returns when the receiver has yet to come to no more than so many messages."""
+
+        if self.num_waiting > num_messages:
+            self._progress.wait(lambda: self.num_waiting <= num_messages)
 
     def close(self) -> None:
         """Returns when all has left."""
         self._progress.wait(self.poll)
-
-    def _control(self, message: np.ndarray, tag: int) -> None:
-        self._sending.append((self._comm.Isend(message, self._peer, self._tag + tag), message, 0.0))
-        self.control_messages += 1
 
 
 class Receiver:
     """Receives what a Sender on `peer` sends on the same `lane`, in order, as many as it is told to expect."""
 
     def __init__(self, comm, peer: int, lane: int, progress: Progress):
-        self._comm, self._peer, self._tag, self._progress = comm, peer, FIRST_TAG + lane * NUM_TAGS, progress
+        self._comm, self._peer, self._tag, self._progress = comm, peer, CHANNELS[lane * NUM_TAGS], progress
         self._left = 0  # receives still to come before `expect` says that there are more
         self._descriptions: dict[int, list] = {}
         self._latest = 0
         self._pool: dict[tuple, list] = {}
+        self._wanted: set[tuple] = set()  # dtypes and shapes of the latest description: only of these memory is kept
         self._number: tuple[Any, np.ndarray] | None = None
         self._payload: tuple[int, list, list] | None = None  # description's number, requests, tensors
 
@@ -111,7 +134,9 @@ class Receiver:
     def release(self, tensors: Sequence) -> None:
         """Nobody reads these any more: their memory may receive what comes next."""
         for tensor in tensors:
-            self._pool.setdefault((_dtype(tensor), tuple(tensor.shape)), []).append(tensor)
+            key = _dtype(tensor), tuple(tensor.shape)
+            if key in self._wanted:
+                self._pool.setdefault(key, []).append(tensor)
 
     def close(self) -> None:
         """Takes back what is posted and will not come."""
@@ -143,8 +168,11 @@ class Receiver:
     def _learn(self, number: int, length: int) -> None:
         text = np.empty(length, np.uint8)
         self._progress.wait(self._comm.Irecv(text, self._peer, self._tag + DESCRIPTION).Test)
+        kept = self._wanted
         self._descriptions = {number: json.loads(text.tobytes())}
         self._latest = number
+        self._wanted = {(dtype, tuple(shape)) for dtype, shape in self._descriptions[number][1]}
+        self._pool = {key: free for key, free in self._pool.items() if key in kept | self._wanted}
 
     def _memory(self, dtype: str, shape: list[int]):
         import torch

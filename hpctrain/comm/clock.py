@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hpctrain.comm.collective import FIRST_TAG, NUM_TAGS
 from hpctrain.comm.group import Group
+from hpctrain.comm.tags import CLOCK
 
 NUM_EXCHANGES = 20
-TAG = FIRST_TAG + NUM_TAGS  # the first that no collective has
 
 
 def clock_offsets(group: Group, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
@@ -40,7 +39,7 @@ def best_offset(exchanges: Iterable[tuple[float, float, float]]) -> tuple[float,
 
 def _ask(group: Group, clock: Callable[[], float]) -> tuple[float, float, float]:
     answer = np.empty(1)
-    receive = group.comm.Irecv(answer, 0, TAG)
+    receive = group.comm.Irecv(answer, 0, CLOCK)
     asked = clock()
     _send(group, 0, asked)
     group.progress.wait(receive.Test)
@@ -49,10 +48,28 @@ def _ask(group: Group, clock: Callable[[], float]) -> tuple[float, float, float]
 
 def _answer(group: Group, peer: int, clock: Callable[[], float]) -> None:
     question = np.empty(1)
-    group.progress.wait(group.comm.Irecv(question, peer, TAG).Test)
+    group.progress.wait(group.comm.Irecv(question, peer, CLOCK).Test)
     _send(group, peer, clock())
 
 
 def _send(group: Group, peer: int, seconds: float) -> None:
     message = np.array([seconds])
-    group.progress.wait(group.comm.Isend(message, peer, TAG).Test)
+    group.progress.wait(group.comm.Isend(message, peer, CLOCK).Test)
+
+
+class Clock:
+    """This rank's clock against that of rank 0 over a whole run, compared when made and by `end`.
+
+    `offset` is the mean of both, `error` says how far off it may be: two clocks run apart a little, so at either end of
+    a long run the mean is off by half of what they drifted.
+    """
+
+    def __init__(self, group: Group):
+        self._group = group
+        self._first = clock_offsets(group)
+        self.offset, self.error = self._first
+
+    def end(self) -> None:
+        """Collective."""
+        (first, before), (last, after) = self._first, clock_offsets(self._group)
+        self.offset, self.error = (first + last) / 2, max(before, after) + abs(last - first) / 2

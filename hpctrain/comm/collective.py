@@ -12,6 +12,7 @@ import numpy as np
 
 from hpctrain.comm.buffer import Buffer, allocate, as_buffer
 from hpctrain.comm.progress import take_back
+from hpctrain.comm.tags import RING
 from hpctrain.plan import ring as steps
 from hpctrain.plan.grid import split_evenly
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from hpctrain.comm.ring import Ring
 
 WINDOW = 8  # receives posted ahead
-FIRST_TAG, NUM_TAGS = 2, 16384  # tags wrap: far below the 32767 that every MPI grants, far more than calls under way
 
 
 class Span(NamedTuple):
@@ -70,7 +70,7 @@ class Collective:
         if not self.done and not self._ring.broken:
             raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
         self._check_memory()
-        self._tag = FIRST_TAG + self._ring.num_calls % NUM_TAGS
+        self._tag = RING[self._ring.num_calls % len(RING)]
         self._signature = self._ring.announce(self._operation, self._native.dtype, len(self._native), self.name)
         self._started = True
         self._partials = self._native.partials() if self._num_reducing else self._native

@@ -11,7 +11,7 @@ from hpctrain.comm.group import Group
 from hpctrain.comm.meeting import Meeting
 from hpctrain.comm.progress import Progress, wait_until
 from hpctrain.comm.start import join_launch
-from hpctrain.plan.grid import Grid
+from hpctrain.plan.grid import Grid, grid_of
 
 LAUNCH = "launch"  # stands for all ranks of the launch
 
@@ -26,7 +26,9 @@ class Mesh:
     prints its traceback and ends all ranks, and a rank whose program ends while others still call something ends them
     with CollectiveMismatch. So make it early; `abort_on_error` covers what comes before, and sys.exit of one rank too.
 
-    `Mesh(comm)` takes any communicator of mpi4py, `Mesh(None)` this process alone; both leave the program's end alone.
+    `Mesh(comm)` takes any communicator of mpi4py, `Mesh(None)` this process alone; both leave the program's end alone:
+    an exception on one rank is yours to tell the others.
+
     `stages` cuts a model into so many groups of layers, the ranks that are left over are replicas; `grid` says the same
     and which ranks are consecutive. Raises ValueError where MPI cannot be started or the ranks do not divide.
     """
@@ -36,10 +38,14 @@ class Mesh:
         if launched:
             comm = join_launch()
         size = comm.size if comm is not None else 1
-        if size % stages:
-            fitting = ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
-            raise ValueError(f"stages={stages}: {size} ranks do not divide by it; {fitting} would do")
-        self.grid = grid or Grid(stages, size // stages)
+        if grid is None:
+            try:
+                grid = grid_of(size, stages)
+            except ValueError as error:
+                raise ValueError(f"stages={stages}: {error}") from None
+        elif stages not in (1, grid.num_stages):
+            raise ValueError(f"stages={stages}: the grid has {grid.num_stages}; give one of them")
+        self.grid = grid
         if self.grid.num_ranks != size:
             raise ValueError(f"a layout of {self.grid.num_ranks} ranks does not fit {size} ranks")
         self.progress = Progress()
@@ -81,6 +87,11 @@ class Mesh:
         self.parts.append(Group(duplicate(self.pipe.comm), self.progress))
         return self.parts[-1]
 
+    def drop(self, group: Group) -> None:
+        """Closes a group of the pipe that is of no more use. Collective over its ranks."""
+        self.parts.remove(group)
+        group.close()
+
     def part_of_pipe(self, takes_part: bool) -> Group | None:
         """Those stages of this replica that take part, closed with the mesh; None on others. Collective."""
         self.world.barrier()
@@ -106,12 +117,12 @@ class Mesh:
             atexit.unregister(self._at_exit)
         if self._closed:
             return
-        for end in self.on_close:
-            end()
         if any(group.ring.broken for group in (*self.groups, *self.parts, self.data, self.world)):
             self._closed = True
             self._abandon()  # some were told in this very call, and do not come to what follows
             return
+        for end in list(self.on_close):
+            end()
         if self.groups and self.data.size > 1:
             self.data.ring.agree("close")  # whoever still calls something sees it here, on whatever ring it does so
         for group in (*self.groups, *self.parts, self.data, self.pipe, self.world):

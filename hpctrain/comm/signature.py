@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hpctrain.comm.progress import take_back
+from hpctrain.comm.tags import SIGNATURE
 
-CONTROL_TAG = 1
 _SIGNATURE = struct.Struct("<iq16s16sq64s")
 _MESSAGE = struct.Struct(f"<ii{_SIGNATURE.size}s{_SIGNATURE.size}s")  # kind, rank that detected, two signatures
 _ANNOUNCE, _DISAGREE = 1, 2
@@ -127,10 +127,10 @@ class SignatureChannel:
     def _send(self, message: bytes) -> None:
         self.drained()
         data = np.frombuffer(message, np.uint8)
-        self._sends.append((self._comm.Isend(data, self._right, CONTROL_TAG), data))
+        self._sends.append((self._comm.Isend(data, self._right, SIGNATURE), data))
 
     def _post(self) -> None:
-        self._receive = self._comm.Irecv(self._incoming, self._left, CONTROL_TAG)
+        self._receive = self._comm.Irecv(self._incoming, self._left, SIGNATURE)
 
     def _fail(self, left: Signature, own: Signature):
         self._broken = f"ranks disagree: {left}, but {own}; all ranks must make the same calls in the same order"

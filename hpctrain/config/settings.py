@@ -64,7 +64,10 @@ class Config:
     momentum: float = flag(0.9, "of --optimizer momentum", minimum=0, below=1, metavar="SHARE")
     weight_decay: float = flag(0.0, "as torch's optimizer of that name has it", minimum=0, metavar="RATE")
     clip_norm: float | None = flag(
-        None, "gradients longer than this, as a norm over all parameters, are shortened to it", above=0, metavar="NORM"
+        None,
+        "gradients longer than this, as a norm over all parameters, are shortened to it (1f1b-async: of each stage)",
+        above=0,
+        metavar="NORM",
     )
     precision: str = flag(
         "float32",

@@ -7,6 +7,7 @@ place, as in one process, and their gradient is caught where it would have flowe
 
 import dataclasses
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -38,7 +39,7 @@ def _describe(value: Any, tensors: list[torch.Tensor], places: dict[int, int]) -
         return [type(value).__name__, [_describe(each, tensors, places) for each in value]]
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return ["named", *_class_of(value), _items(value._asdict(), tensors, places)]
-    if isinstance(value, Mapping):
+    if type(value) in (dict, OrderedDict) or (isinstance(value, Mapping) and dataclasses.is_dataclass(value)):
         return ["mapping", *_class_of(value), _items(value, tensors, places)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -77,7 +78,7 @@ def _rebuild(tensors: list[torch.Tensor], note: list) -> Any:
     pairs = {key: _rebuild(tensors, each) for key, each in items}
     made = _find(module, name)
     if kind == "mapping":
-        return pairs if made is dict else made(pairs)
+        return made(**pairs) if dataclasses.is_dataclass(made) else made(pairs)
     if kind == "named":
         return made(**pairs)
     value = made.__new__(made)
@@ -103,7 +104,7 @@ class Arrivals:
         self.gradients: list[torch.Tensor | None] = [None] * len(tensors)
         anchor = torch.zeros((), requires_grad=True)
         self.tensors = [
-            _Arrive.apply(anchor, self, place, tensor.data) if wants else tensor
+            _Arrive.apply(anchor, self.gradients, place, tensor.data) if wants else tensor
             for place, (tensor, wants) in enumerate(zip(tensors, note[1]))
         ]
 
@@ -112,13 +113,13 @@ class _Arrive(torch.autograd.Function):
     """The beginning of a stage's graph. An input that was written to is no leaf, and may be written to again."""
 
     @staticmethod
-    def forward(ctx, anchor, arrivals, place, tensor):
-        ctx.arrivals, ctx.place = arrivals, place
+    def forward(ctx, anchor, gradients, place, tensor):
+        ctx.gradients, ctx.place = gradients, place  # the list alone: the arrivals themselves would be a cycle
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.arrivals.gradients[ctx.place] = gradient
+        ctx.gradients[ctx.place] = gradient
         return None, None, None, None

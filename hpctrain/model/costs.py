@@ -1,9 +1,7 @@
 """What each layer of a model costs, by counting: the same on whatever machine, and every time."""
 
-import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.model.precision import Precision
+from hpctrain.model.random_state import random_state_kept
 from hpctrain.model.stage import Stage, build_stage
 from hpctrain.model.structure import map_tensors, tensors_in
 
@@ -60,23 +59,6 @@ def walk(
             inputs, cost = _run(stage, inputs)
             found.costs.append(cost)
     return found
-
-
-def costs_of(found: Walk, by: str) -> list[float]:
-    """The cost of each layer, `by` "flops" or "parameters"."""
-    return [float(getattr(cost, by)) for cost in found.costs]
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """The generators of torch (CPU), NumPy and Python are afterwards where they were before."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 def _run(stage: Stage, inputs: Any) -> tuple[Any, LayerCost]:

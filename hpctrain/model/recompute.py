@@ -6,20 +6,23 @@ nothing after it knows that it happened.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from hpctrain.model.buffers import KeptBuffers
+from hpctrain.model.random_state import random_state_kept
 from hpctrain.model.structure import tensors_in
 
 
 class Recomputed:
-    """`forward(inputs)`, run once without a graph by `first`, and once with one by `again`. `buffers` may change."""
+    """`forward(inputs)` of `modules`, run once without a graph by `first`, and once with one by `again`."""
 
-    def __init__(self, forward: Callable[[Any], Any], buffers: Iterable[torch.Tensor]):
-        self._forward, self._buffers = forward, list(buffers)
+    def __init__(self, forward: Callable[[Any], Any], modules: Sequence[nn.Module]):
+        self._forward, self._modules = forward, modules
 
     def first(self, inputs: Any) -> Any:
         """RuntimeError where the forward wrote to its inputs, which are needed again."""
@@ -33,22 +36,12 @@ class Recomputed:
 
     def again(self, inputs: Any) -> Any:
         """With a graph; `inputs` are the same numbers. Call `end` after the backward."""
-        now = random.getstate(), np.random.get_state()
-        self._kept = [buffer.clone() for buffer in self._buffers]
-        with torch.random.fork_rng(devices=[]):
-            _set_random(self._random)
-            outputs = self._forward(inputs)
-        _set_random(now)
-        return outputs
+        self._kept = KeptBuffers(self._modules)
+        with random_state_kept():
+            random.setstate(self._random[0])
+            np.random.set_state(self._random[1])
+            return self._forward(inputs)
 
     def end(self) -> None:
         """Brings buffers back to where `again` found them; a backward would not have them changed before."""
-        with torch.no_grad():
-            for buffer, copy in zip(self._buffers, self._kept):
-                if not torch.equal(buffer, copy):
-                    buffer.copy_(copy)
-
-
-def _set_random(states: tuple) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+        self._kept.restore()

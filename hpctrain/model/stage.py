@@ -56,7 +56,7 @@ class Stage:
                 if layer.training:
                     torch.default_generator.manual_seed(derive_seed(self.seed, "forward", step, microbatch, index))
                 inputs = self._call(index, layer, inputs, weights)
-        return self.precision.for_loss(inputs) if self.parts[part].stop == self.num_layers else inputs
+        return self.precision.for_loss(inputs) if self.is_last(part) else inputs
 
     def _call(self, index: int, layer: nn.Module, inputs: Any, weights: Mapping | None) -> Any:
         arguments, named = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
@@ -73,6 +73,14 @@ class Stage:
             found = {name: global_names[id(parameter)] for name, parameter in inside if parameter.requires_grad}
             self._names_inside[index] = found
         return self._names_inside[index]
+
+    def is_first(self, part: int) -> bool:
+        """Whether this part begins the model."""
+        return self.parts[part].start == 0
+
+    def is_last(self, part: int) -> bool:
+        """Whether this part ends the model."""
+        return self.parts[part].stop == self.num_layers
 
     def is_trained(self, part: int) -> bool:
         """Whether a layer of this part has a parameter that requires a gradient."""

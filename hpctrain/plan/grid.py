@@ -56,7 +56,20 @@ class Grid:
 
 def split_evenly(length: int, parts: int) -> list[range]:
     """Cuts range(length) into `parts` consecutive ranges; the first length % parts of them hold one item more."""
+    return [piece_of(length, parts, number) for number in range(parts)]
+
+
+def piece_of(length: int, parts: int, number: int) -> range:
+    """One of the ranges of split_evenly."""
     assert length >= 0 and parts >= 1, (length, parts)
     size, extra = divmod(length, parts)
-    borders = [part * size + min(part, extra) for part in range(parts + 1)]
-    return [range(start, stop) for start, stop in zip(borders, borders[1:])]
+    start, stop = (part * size + min(part, extra) for part in (number, number + 1))
+    return range(start, stop)
+
+
+def grid_of(num_ranks: int, num_stages: int, rank_order: str = "replica-fastest") -> Grid:
+    """ValueError where the ranks do not divide by the stages; it says which numbers of stages would do."""
+    if num_stages < 1 or num_ranks % num_stages:
+        fitting = ", ".join(str(stages) for stages in range(1, num_ranks + 1) if num_ranks % stages == 0)
+        raise ValueError(f"{num_ranks} ranks do not divide by it; {fitting} would do")
+    return Grid(num_stages, num_ranks // num_stages, rank_order)

@@ -25,8 +25,15 @@ class Op(Enum):
     STEP = "STEP"
 
 
+COMPUTES = (Op.F, Op.B, Op.W)
+
+
 class Action(NamedTuple):
-    """One thing to do; `microbatch` is None for what happens once an update, `chunk` counts the stage's own layers."""
+    """One thing to do. `chunk` counts the stage's own groups of layers.
+
+    What happens once an update (REDUCE, TIE, AGREE, STEP) has None as `microbatch`; without a flush, where updates
+    follow each other, the number of the update.
+    """
 
     op: Op
     microbatch: int | None = None
@@ -129,8 +136,9 @@ def zb_h1(place: Place) -> Iterator[Action]:
 class Schedule(NamedTuple):
     """A generator, and what else must be known of it.
 
-    `num_pieces`: whether its micro-batches must divide by the stages; `flushes`: whether an update waits for all;
-    `microbatch_updates`: whether each micro-batch is an update of its own.
+    `splits_backward`: whether it has W; `has_chunks`: whether a stage has several groups of layers, and micro-batches
+    must divide by the stages; `flushes`: whether an update waits for all; `microbatch_updates`: whether each
+    micro-batch is an update of its own.
     """
 
     generate: Callable[[Place], Iterator[Action]]

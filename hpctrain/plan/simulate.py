@@ -1,7 +1,7 @@
 """A dry run of all stages of a pipeline: what it would take, where it would wait, and whether it would ever end.
 
 Each stage does its actions in order; a receipt waits until its message is there. Sends do not block, unless asked for:
-then a send waits for its receiver, and most grids of 1F1B stop for ever.
+then a send waits for its receiver, and most grids of 1F1B stop for ever. Sums over ranks take no time here.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpctrain.plan.program import program
-from hpctrain.plan.schedule import SCHEDULES, Action, Op, Place
+from hpctrain.plan.schedule import COMPUTES, SCHEDULES, Action, Op, Place
 
-COMPUTES = (Op.F, Op.B, Op.W)
 SENDS = {Op.SEND_F: (Op.RECV_F, 1), Op.SEND_B: (Op.RECV_B, -1)}
 
 

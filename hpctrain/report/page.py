@@ -96,8 +96,7 @@ def _stages(summary: dict[str, Any]) -> Iterable[tuple[str, ...]]:
 def _layers(part: dict[str, Any]) -> str | None:
     if not part.get("layers"):
         return None
-    first, last = part["layers"]
-    return str(first) if first == last else f"{first} to {last}"
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in part["layers"])
 
 
 def _time(traces: list[RankTrace], timeline: str | None) -> list[str]:

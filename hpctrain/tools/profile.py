@@ -25,7 +25,7 @@ from hpctrain.train.layout import settled
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpctrain.model.timing import LayerTime
+    from hpctrain.model.layer_times import LayerTime
 
 SECONDS = 5.0  # that measuring takes, about, where FEWEST repeats are no more
 FEWEST, MOST = 3, 100  # repeats, whose median counts
@@ -118,8 +118,8 @@ def measured(config: Config, task: Any, rows: int, threads: int) -> list[LayerTi
     """Of each layer. AgreedError or RankFailed, one line, for what the task gives instead of layers or rows."""
     import torch
 
+    from hpctrain.model.layer_times import measure
     from hpctrain.model.precision import Precision
-    from hpctrain.model.timing import measure
     from hpctrain.train.checked import checked_factories, checked_loss
     from hpctrain.train.loader import Reader, Request, read
 

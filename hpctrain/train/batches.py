@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hpctrain.model.structure import tensors_in
-from hpctrain.plan.grid import split_evenly
+from hpctrain.plan.grid import piece_of
 from hpctrain.plan.seeds import derive_seed
 from hpctrain.train.loader import Reader, Request, read
 
@@ -75,7 +75,7 @@ class Batches:
 
     def number(self, step: int, index: int) -> int | None:
         """Which of the micro-batches of the global batch this is; None where it has no rows."""
-        rows = split_evenly(self.sampler.num_rows_of(step), self._pieces)[self._first + index]
+        rows = piece_of(self.sampler.num_rows_of(step), self._pieces, self._first + index)
         return self._first + index if rows else None
 
     def microbatch(self, step: int, index: int) -> MicroBatch | None:
@@ -126,5 +126,5 @@ class Batches:
 
     def _request(self, step: int, index: int) -> Request | None:
         rows = self.sampler.rows(step)
-        piece = split_evenly(len(rows), self._pieces)[self._first + index]
+        piece = piece_of(len(rows), self._pieces, self._first + index)
         return Request(tuple(rows[piece.start : piece.stop].tolist()), self.sampler.epoch(step)) if piece else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from hpctrain.model.ties import tie_sets
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.tasks.load import open_dataset
 from hpctrain.tasks.protocol import metric_of
+from hpctrain.train.assignment import Assignment, assign_layers
 from hpctrain.train.batches import Batches, GlobalSampler
 from hpctrain.train.checked import checked_factories, checked_layer
 from hpctrain.train.errors import AgreedError, agreed
@@ -28,9 +29,8 @@ from hpctrain.train.loader import Reader, Request, read
 from hpctrain.train.local_update import LocalUpdate
 from hpctrain.train.optimizer import build_optimizer
 from hpctrain.train.passes import Passes
-from hpctrain.train.shared import SharedWeights
-from hpctrain.train.sharing import Shares, share_out
 from hpctrain.train.start import start_equal
+from hpctrain.train.tied import TiedWeights
 from hpctrain.train.update import Update
 
 EXAMPLE_ROWS = 2  # that rank 0 sends through the model to count what its layers cost
@@ -74,8 +74,8 @@ def build_executor(
     if batches is None:
         batches = build_batches(config, task, mesh)
         example = partial(_first_inputs, config, task)
-    shares = share_out(config, factories, mesh, example)
-    stage, names, shared = build_part(config, task, factories, shares, mesh)
+    assignment = assign_layers(config, factories, mesh, example)
+    stage, names, tied = build_part(config, task, factories, assignment, mesh)
     gradients = FlatGradients(stage.named_parameters(), allocate, config.bucket_bytes)
     if not names:
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
@@ -89,7 +89,7 @@ def build_executor(
         make(trained) if trained else None,
         mesh,
         names,
-        shared,
+        tied,
         on_nan=config.on_nan,
         clip_norm=config.clip_norm,
     )
@@ -109,13 +109,13 @@ def _build_update(config: Config, mesh: Mesh) -> Callable[..., Update]:
 
 
 def build_part(
-    config: Config, task, factories: Sequence, shares: Shares, mesh: Mesh
-) -> tuple[Stage, list[str], SharedWeights]:
+    config: Config, task, factories: Sequence, assignment: Assignment, mesh: Mesh
+) -> tuple[Stage, list[str], TiedWeights]:
     """This rank's layers; the names of all trained parameters of the model, in model order; what stages share.
 
     Collective.
     """
-    parts = shares.of_stage(mesh.stage, config.stages)
+    parts = assignment.of_stage(mesh.stage, config.stages)
     with agreed(mesh.everybody):
         stage = build_stage(
             factories,
@@ -126,37 +126,48 @@ def build_part(
             parts=parts,
         )
     described = describe_parameters(stage, mesh)
-    shapes = {name: shape for name, (shape, _, _) in described.items()}
     with agreed(mesh.everybody):
-        sets = tie_sets([*ties_of(task), *shares.pairs], shapes)
+        sets = tie_sets([*ties_of(task), *assignment.pairs], {name: each.shape for name, each in described.items()})
+        check_ties(sets, described, config)
     stage.tie(sets)
     with agreed(mesh.everybody):
         start_equal(stage, mesh.data)
-    stage_of = {name: where for name, (_, _, where) in described.items()}
-    shared = SharedWeights(sets, stage_of, shapes, stage.named_parameters(), mesh)
-    if shared.sets and not SCHEDULES[config.schedule].flushes:
-        both = " and ".join(shared.sets[0][:2])
-        raise AgreedError(
-            f"--schedule {config.schedule}: {both} are one parameter on two stages; take a schedule with"
-            " a flush, such as 1f1b"
-        )
     again = {name for names in sets for name in names[1:]}
-    names = [name for name, (_, trained, _) in described.items() if trained and name not in again]
-    return stage, names, shared
+    trained = [name for name, each in described.items() if each.is_trained and name not in again]
+    return stage, trained, TiedWeights(sets, described, stage.named_parameters(), mesh)
 
 
-def describe_parameters(stage: Stage, mesh: Mesh) -> dict[str, tuple[list[int], bool, int]]:
-    """Shape, whether it is trained, and stage of all parameters of the model, by name in model order. Collective."""
-    shapes = stage.shapes()
-    trained = {id(parameter) for parameter in stage.named_parameters().values() if parameter.requires_grad}
+class Described(NamedTuple):
+    """What all ranks know of a parameter that one of them holds."""
+
+    shape: list[int]
+    is_trained: bool
+    stage: int
+
+
+def check_ties(sets: list[list[str]], described: Mapping[str, Described], config: Config) -> None:
+    """AgreedError for parameters that cannot be one."""
+    for names in sets:
+        if len({described[name].is_trained for name in names}) > 1:
+            raise AgreedError(f"--task: ties() names {' and '.join(names)}, of which one is frozen; freeze all or none")
+        if len({described[name].stage for name in names}) > 1 and not SCHEDULES[config.schedule].flushes:
+            raise AgreedError(
+                f"--schedule {config.schedule}: {' and '.join(names[:2])} are one parameter on two stages;"
+                " take a schedule with a flush, such as 1f1b"
+            )
+
+
+def describe_parameters(stage: Stage, mesh: Mesh) -> dict[str, Described]:
+    """All parameters of the model, by name in model order. Collective."""
     own = {}
     for prefix, layer in stage.named_layers().items():
         for name, parameter in layer.named_parameters(remove_duplicate=False):
-            own[Stage.join(prefix, name)] = (shapes[Stage.join(prefix, name)], id(parameter) in trained, mesh.stage)
+            each = Described(list(parameter.shape), parameter.requires_grad, mesh.stage)
+            own[Stage.join(prefix, name)] = each
     if mesh.grid.num_stages == 1:
         return own
     told = mesh.world.all_gather_json(own if mesh.replica == 0 else {})
-    everything: Mapping = {name: tuple(each) for part in told for name, each in part.items()}
+    everything = {name: Described(*each) for part in told for name, each in part.items()}
     order = sorted(everything, key=lambda name: int(name.split(".")[1]))  # stable: as its layer has them
     return {name: everything[name] for name in order}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, UsageError, parse, to_toml
+from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
@@ -132,6 +133,9 @@ def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_he
         lines.append(f"--momentum has no effect with --optimizer {config.optimizer}")
     if "lr_min" in given and config.lr_schedule == "constant":
         lines.append("--lr-min has no effect with --lr-schedule constant")
+    if config.stages == 1:
+        idle = ["stage_split", "pipeline_warmup", "rank_order"] + ["schedule"] * SCHEDULES[config.schedule].flushes
+        lines += [f"--{name.replace('_', '-')} has no effect with one stage" for name in idle if name in given]
     if config.clip_norm and config.schedule == "1f1b-async" and config.stages > 1:
         lines.append(f"--clip-norm {config.clip_norm}: --schedule 1f1b-async clips the gradients of each stage alone")
     if config.lr_warmup_steps >= config.steps:

@@ -12,7 +12,7 @@ from hpctrain.plan.schedule import Action, Op, Place
 from hpctrain.train.checked import checked_metric
 from hpctrain.train.links import Links
 from hpctrain.train.loader import Reader, Request, read
-from hpctrain.train.passes import own
+from hpctrain.train.passes import copied_if_lent
 
 
 class Evaluation:
@@ -76,8 +76,7 @@ def outputs_of(
     place = Place(mesh.stage, mesh.grid.num_stages, num_chunks=len(stage.parts))
     waiting: dict[Action, Any] = {}
     for action in forwards(place, num_batches):
-        part = stage.parts[action.chunk]
-        first, last = part.start == 0, part.stop == stage.num_layers
+        first, last = stage.is_first(action.chunk), stage.is_last(action.chunk)
         if action.op is Op.RECV_F:
             waiting[action] = links.take(Op.RECV_F, action.chunk)
         elif action.op is Op.F:
@@ -93,12 +92,13 @@ def outputs_of(
                 links.release(Op.RECV_F, action.chunk, received[0])
         else:
             links.put(Op.SEND_F, action.chunk, *waiting.pop(action._replace(op=Op.F)))
+            links.wait_for_room(Op.SEND_F, action.chunk, place.num_stages)  # or the first stage runs ahead
         mesh.progress.poll()
 
 
 def _packed(outputs: Any, received: tuple | None) -> tuple[list, Any]:
     tensors, note = pack(outputs, lambda tensor: False)
-    return own(tensors, [] if received is None else [(Op.RECV_F, received[0])]), note
+    return copied_if_lent(tensors, [] if received is None else [(Op.RECV_F, received[0])]), note
 
 
 def add(sums: dict[str, list[float]], part) -> None:

@@ -8,8 +8,7 @@ import torch
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.stage import Stage
 from hpctrain.plan.program import updates_after
-from hpctrain.plan.schedule import Action, Op, Place
-from hpctrain.plan.simulate import COMPUTES
+from hpctrain.plan.schedule import COMPUTES, Action, Op, Place
 from hpctrain.train.batches import Batches
 from hpctrain.train.passes import Passes
 from hpctrain.train.timing import Timing
@@ -58,10 +57,11 @@ class Executor:
         self.timing.begin()
         for action in actions:
             began = time.perf_counter()
+            counts = action.op in COMPUTES and not self.passes.is_empty(action)
             self._arm(action)
             self._methods[action.op](action)
             ended = time.perf_counter()
-            if action.op in COMPUTES:
+            if counts:
                 self.timing.add(action.op, began, ended)
             for watch in self.watchers:
                 watch(action, step + self._steps_before(action), began, ended)
@@ -76,7 +76,7 @@ class Executor:
 
     def _arm(self, action: Action) -> None:
         if action.op in (Op.B, Op.W) and (action.microbatch + 1) % self._each == 0:
-            self.update.arm(self._last_gradients[action.op, action.chunk])
+            self.gradients.arm(self._last_gradients[action.op, action.chunk])
 
     def _find_last_gradients(self) -> dict[tuple[Op, int], list[str]]:
         """By operation and chunk: the parameters whose gradient it completes, if it is the last of an update."""

@@ -23,7 +23,7 @@ def final_weights(config: Config, task, executor: Executor, mesh: Mesh) -> tuple
     Raises AgreedError where replicas, or copies of one parameter on several stages, drifted apart. Collective.
     """
     stage, update = executor.stage, executor.update
-    own = {update.shared.canonical(name): tensor for name, tensor in stage.named_parameters().items()}
+    own = {update.tied.canonical(name): tensor for name, tensor in stage.named_parameters().items()}
     lines = fingerprints(own)
     with agreed(mesh.everybody):
         raise_where_different(mesh.data, lines, "holds different weights at the end")
@@ -33,8 +33,9 @@ def final_weights(config: Config, task, executor: Executor, mesh: Mesh) -> tuple
     for name, following in zip(names, names[1:]):
         if name == following:
             raise AgreedError(f"{name} and its copies on other stages are different at the end")
-    with update.statistics.averaged(update.items_seen):
-        return bring_together(config, task, executor, mesh), combined(everything)
+    with update.statistics.averaged(update.items_seen), agreed(mesh.everybody):
+        model = bring_together(config, task, executor, mesh)
+    return model, combined(everything)
 
 
 def bring_together(config: Config, task, executor: Executor, mesh: Mesh) -> Stage | None:
@@ -42,7 +43,7 @@ def bring_together(config: Config, task, executor: Executor, mesh: Mesh) -> Stag
     stage = executor.stage
     if mesh.grid.num_stages == 1:
         return stage if mesh.rank == 0 else None
-    canonical = executor.update.shared.canonical
+    canonical = executor.update.tied.canonical
     state = {name: tensor.detach() for name, tensor in stage.state().items() if canonical(name) == name}
     if mesh.rank != 0:
         if mesh.replica == 0:

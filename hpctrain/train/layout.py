@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from hpctrain.comm.channel import MAX_LANES
 from hpctrain.config import Config, UsageError
+from hpctrain.plan import grid
 from hpctrain.plan.grid import Grid
 from hpctrain.plan.program import check
 from hpctrain.plan.schedule import SCHEDULES, Place
@@ -12,13 +14,15 @@ MICROBATCHES_A_STAGE = 4  # by default: a bubble of a fifth
 
 def settled(config: Config, num_ranks: int) -> Config:
     """`config` with what it leaves open filled in. UsageError for a layout that these ranks cannot have."""
-    grid = grid_of(config, num_ranks)
+    num_replicas = grid_of(config, num_ranks).num_replicas
     chunks = config.chunks or (2 if SCHEDULES[config.schedule].has_chunks else 1)
-    rows = -(-config.global_batch_size // grid.num_replicas)
+    rows = -(-config.global_batch_size // num_replicas)
     if config.micro_batch_size is not None:
         pieces = -(-rows // config.micro_batch_size)
     else:
         pieces = config.num_microbatches or default_microbatches(config, rows)
+    if chunks > MAX_LANES // 2:
+        raise UsageError(f"--chunks {chunks}: at most {MAX_LANES // 2}")
     config = replace(config, chunks=chunks, num_microbatches=pieces, micro_batch_size=None)
     try:
         check(config.schedule, place_of(config, 0))
@@ -39,10 +43,10 @@ def default_microbatches(config: Config, rows: int) -> int:
 
 def grid_of(config: Config, num_ranks: int) -> Grid:
     """UsageError where the ranks do not divide by the stages."""
-    if num_ranks % config.stages:
-        fitting = ", ".join(str(stages) for stages in range(1, num_ranks + 1) if num_ranks % stages == 0)
-        raise UsageError(f"--stages {config.stages}: {num_ranks} ranks do not divide by it; {fitting} would do")
-    return Grid(config.stages, num_ranks // config.stages, config.rank_order)
+    try:
+        return grid.grid_of(num_ranks, config.stages, config.rank_order)
+    except ValueError as error:
+        raise UsageError(f"--stages {config.stages}: {error}") from None
 
 
 def place_of(config: Config, stage: int, num_updates: int = 1) -> Place:

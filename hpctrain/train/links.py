@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.comm.channel import MAX_LANES, Receiver, Sender
+from hpctrain.comm.channel import Receiver, Sender
 from hpctrain.comm.mesh import Mesh
 from hpctrain.plan.schedule import Op
 
@@ -25,12 +25,10 @@ class Links:
     """
 
     def __init__(self, mesh: Mesh, num_chunks: int = 1):
-        self._comm, self._progress = mesh.add_pipe().comm, mesh.progress
+        self._mesh, self._group = mesh, mesh.add_pipe()
         self._senders: dict[tuple[Op, int], Sender] = {}
         self._receivers: dict[tuple[Op, int], Receiver] = {}
         stage, num_stages = mesh.stage, mesh.grid.num_stages
-        if 2 * num_chunks > MAX_LANES:
-            raise ValueError(f"--chunks {num_chunks}: at most {MAX_LANES // 2}")
         for chunk in range(num_chunks if num_stages > 1 else 0):
             if (stage, chunk) != (0, 0):
                 before = (stage - 1) % num_stages
@@ -45,7 +43,7 @@ class Links:
         mesh.on_close.append(self.close)
 
     def _make(self, kind: type, peer: int, chunk: int, direction: int) -> Any:
-        return kind(self._comm, peer, 2 * chunk + direction, self._progress)
+        return kind(self._group.comm, peer, 2 * chunk + direction, self._mesh.progress)
 
     def put(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
         """Begins to send; the tensors may not be written to any more."""
@@ -74,6 +72,18 @@ class Links:
         )
 
     def close(self) -> None:
-        """Returns when all that was sent has left. What is posted and will not come is taken back."""
+        """Returns when all that was sent has left. What is posted and will not come is taken back. Collective."""
+        if self.close not in self._mesh.on_close:
+            return
+        self._mesh.on_close.remove(self.close)
         for end in (*self._senders.values(), *self._receivers.values()):
             end.close()
+        self._mesh.drop(self._group)
+
+    def num_waiting(self, op: Op, chunk: int) -> int:
+        """Messages that the stage they were sent to has yet to come to."""
+        return self._senders[op, chunk].num_waiting
+
+    def wait_for_room(self, op: Op, chunk: int, num_messages: int) -> None:
+        """Returns when no more than so many messages wait for the stage that they were sent to."""
+        self._senders[op, chunk].wait_for_room(num_messages)

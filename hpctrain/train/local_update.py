@@ -59,6 +59,11 @@ class LocalUpdate(Update):
             raise RankFailed(f"step {self._step_of(microbatch) + 1}: not finite: the loss on rank {self.mesh.rank}")
         self._figures[microbatch] = loss, items
 
+    def note_detached(self, microbatch: int) -> None:
+        if self._figures[microbatch][1]:
+            step = self._step_of(microbatch) + 1
+            raise RankFailed(f"step {step}: the loss depends on no parameter; is it detached?")
+
     def tell(self, microbatch: int) -> list[torch.Tensor]:
         return [torch.tensor(self._figures[microbatch], dtype=torch.float64)]
 

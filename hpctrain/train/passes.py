@@ -60,6 +60,7 @@ class Passes:
         self.recompute, self.split = recompute, split
         self._num_measured = max(batches.num_microbatches, 4 * update.mesh.grid.num_stages)
         self.meter = ActivationMeter(update.all_weights)
+        self._modules = list(dict.fromkeys(module for layer in stage.layers for module in layer.modules()))
         self.peak_in_flight = 0
         self._was_measured = split is not None  # what is saved twice over, for two backwards, is no measure
         self.methods = {
@@ -79,7 +80,7 @@ class Passes:
         self._flights: dict[tuple[int, int], Flight] = {}
 
     def _flight(self, action: Action) -> Flight | None:
-        """None where the micro-batch has no rows: then no stage computes or sends anything of it."""
+        """None where the micro-batch has no rows."""
         key = action[1:]
         if key not in self._flights:
             step, index = divmod(action.microbatch, self.batches.num_microbatches)
@@ -89,11 +90,9 @@ class Passes:
             self._flights[key] = Flight(self._first_step + step, index, number)
         return self._flights[key]
 
-    def _is_first(self, action: Action) -> bool:
-        return self.stage.parts[action.chunk].start == 0
-
-    def _is_last(self, action: Action) -> bool:
-        return self.stage.parts[action.chunk].stop == self.stage.num_layers
+    def is_empty(self, action: Action) -> bool:
+        """Whether its micro-batch has no rows: then no stage computes or sends anything of it."""
+        return self._flight(action) is None
 
     def _receive_inputs(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
@@ -101,15 +100,15 @@ class Passes:
             flight.borrowed.append((Op.RECV_F, flight.received[0]))
 
     def _forward(self, action: Action) -> None:
+        if action.microbatch >= self._num_measured:
+            self.meter.active = False
         flight = self._flight(action)
         if flight is None:
             return
-        if action.microbatch == self._num_measured:
-            self.meter.active = False
-        if self._is_first(action) or self._is_last(action):
+        if self.stage.is_first(action.chunk) or self.stage.is_last(action.chunk):
             flight.batch = self.batches.microbatch(flight.step, flight.index)
         if self.recompute:
-            flight.again = Recomputed(lambda given: self._compute(flight, action, given), self._buffers())
+            flight.again = Recomputed(lambda given: self._compute(flight, action, given), self._modules)
             inputs = self._inputs(flight, attached=False)
             self.meter.hold(action[1:], tensors_in(inputs))
             self._keep(flight, action, flight.again.first(inputs))
@@ -117,9 +116,6 @@ class Passes:
             self._keep(flight, action, self._compute(flight, action, self._inputs(flight)))
         self._num_in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self._num_in_flight)
-
-    def _buffers(self) -> list[torch.Tensor]:
-        return list(self.stage.named_buffers().values())
 
     def _inputs(self, flight: Flight, attached: bool = True) -> Any:
         """What goes into the first layer; `attached` to the graph whose end brings the gradients of what arrived."""
@@ -137,10 +133,12 @@ class Passes:
         split = self.split.forward() if self.split else nullcontext()
         with self.meter.saving(action[1:]), split:
             outputs = self.stage.forward(inputs, flight.step, flight.number, action.chunk, weights)
-            return checked_loss(self.loss(outputs, flight.batch.targets)) if self._is_last(action) else outputs
+            if not self.stage.is_last(action.chunk):
+                return outputs
+            return checked_loss(self.loss(outputs, flight.batch.targets))
 
     def _keep(self, flight: Flight, action: Action, result: Any) -> None:
-        if self._is_last(action):
+        if self.stage.is_last(action.chunk):
             flight.loss, items = result
             self.update.add_loss(action.microbatch, float(flight.loss.detach()), items)
             return
@@ -159,7 +157,7 @@ class Passes:
 
     def _send_outputs(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
-            self.links.put(Op.SEND_F, action.chunk, own(flight.outputs, flight.borrowed), flight.note)
+            self.links.put(Op.SEND_F, action.chunk, copied_if_lent(flight.outputs, flight.borrowed), flight.note)
             if self.recompute:
                 flight.outputs = []
 
@@ -176,9 +174,11 @@ class Passes:
             return
         if self.recompute:
             self._compute_again(flight, action)
-        if self._is_last(action):
+        if self.stage.is_last(action.chunk):
             if flight.loss.requires_grad:
                 flight.loss.backward()
+            else:
+                self.update.note_detached(action.microbatch)
         else:
             wanted = [place for place in flight.gradients if flight.outputs[place].requires_grad]
             if wanted:
@@ -192,12 +192,12 @@ class Passes:
             flight.deferred = self.split.take()
             self.meter.release(action[1:])
             self.meter.hold(action[1:], flight.deferred.tensors())
-        elif self._is_first(action):
+        elif self.stage.is_first(action.chunk):
             self._end(flight, action)
 
     def _compute_again(self, flight: Flight, action: Action) -> None:
         result = flight.again.again(self._inputs(flight))
-        if self._is_last(action):
+        if self.stage.is_last(action.chunk):
             flight.loss = result[0]
         else:
             flight.outputs = pack(result, lambda tensor: tensor.requires_grad)[0]
@@ -205,7 +205,7 @@ class Passes:
     def _send_gradients(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
             found = {place: each for place, each in enumerate(flight.arrivals.gradients) if each is not None}
-            tensors = own(list(found.values()), flight.borrowed) + self.update.tell(action.microbatch)
+            tensors = copied_if_lent(list(found.values()), flight.borrowed) + self.update.tell(action.microbatch)
             self.links.put(Op.SEND_B, action.chunk, tensors, list(found))
             if not self.split:
                 self._end(flight, action)
@@ -223,7 +223,7 @@ class Passes:
         self.meter.release(action[1:])
 
 
-def own(tensors: list[torch.Tensor], borrowed: list[tuple[Op, list[torch.Tensor]]]) -> list[torch.Tensor]:
-    """`tensors`, copied where they lie in borrowed memory, which will be overwritten while they still travel."""
+def copied_if_lent(tensors: list[torch.Tensor], borrowed: list[tuple[Op, list[torch.Tensor]]]) -> list[torch.Tensor]:
+    """`tensors`, copied where they lie in lent memory, which will be overwritten while they still travel."""
     lent = {each.untyped_storage().data_ptr() for _, those in borrowed for each in those}
     return [each.clone() if each.untyped_storage().data_ptr() in lent else each for each in tensors]

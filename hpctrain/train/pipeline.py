@@ -1,6 +1,6 @@
 """A pipeline in a loop of one's own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
-from hpctrain.model.costs import random_state_kept
+from hpctrain.model.random_state import random_state_kept
 from hpctrain.model.structure import map_tensors, tensors_in
 from hpctrain.plan.grid import split_evenly
 from hpctrain.plan.program import actions
@@ -16,9 +16,13 @@ from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.train.batches import MicroBatch
 from hpctrain.train.build import build_executor
 from hpctrain.train.evaluation import outputs_of
-from hpctrain.train.layout import settled
+from hpctrain.train.layout import MICROBATCHES_A_STAGE, settled
 
 Loss = Callable[[Any, Any], Any]
+SETTINGS = (
+    *("chunks", "pipeline_warmup", "vertical_sync", "stage_split", "recompute"),
+    *("clip_norm", "on_nan", "bucket_bytes", "precision", "seed"),
+)
 
 
 class Pipeline:
@@ -35,12 +39,13 @@ class Pipeline:
 
     `schedule` is a name of `--schedule`, `num_microbatches` the pieces of a replica's rows (default: 4 for each stage).
     `example`, a few rows of inputs, lets layers be shared out by counted flops; without it parameters count. `ties` are
-    pairs of names, such as ("layers.0.weight", "layers.5.weight"), of parameters that are one. More `settings` are the
-    flags of the command line that concern a pipeline: chunks, pipeline_warmup, vertical_sync, stage_split, recompute,
-    clip_norm, on_nan, bucket_bytes, seed; `precision` is by default that of the modules.
+    pairs of names, such as ("layers.0.weight", "layers.5.weight"), of parameters that are one. `settings` are flags of
+    the command line: chunks, pipeline_warmup, vertical_sync, stage_split, recompute, clip_norm, on_nan, bucket_bytes,
+    precision (by default that of the modules), seed (of weights that functions make).
 
     Replicas, more ranks than stages, sum their gradients; each has rows of its own. ValueError for settings that do not
-    fit, RuntimeError, on all ranks alike, for a model that does not fit. Collective.
+    fit, RuntimeError, on all ranks alike, for a model that does not fit. What a layer or the loss raises on one rank is
+    raised there alone: `Mesh()` then ends all ranks. Collective.
     """
 
     def __init__(
@@ -56,13 +61,16 @@ class Pipeline:
         ties: Sequence[tuple[str, str]] = (),
         **settings,
     ):
-        given = list(layers)
-        pieces = num_microbatches or (1 if schedule == "naive" else 4 * mesh.grid.num_stages)
-        settings = {"precision": _precision(given), "stage_split": "flops", **settings}
-        config = Config(stages=mesh.grid.num_stages, schedule=schedule, num_microbatches=pieces, **settings)
+        if unknown := sorted(settings.keys() - SETTINGS):
+            raise TypeError(f"Pipeline: no setting is called {unknown[0]}; there is {', '.join(SETTINGS)}")
+        given, num_stages = list(layers), mesh.grid.num_stages
+        if num_microbatches is None:
+            num_microbatches = 1 if schedule == "naive" else MICROBATCHES_A_STAGE * num_stages
+        settings = {"precision": _precision(given), **settings}
+        config = Config(stages=num_stages, schedule=schedule, num_microbatches=num_microbatches, **settings)
         config = settled(config, mesh.size)
         self._clips = config.clip_norm is not None
-        self._rows = Rows(mesh.replica, pieces)
+        self._rows = Rows(mesh.replica, num_microbatches)
         self._mesh, self._loss, self._num_steps = mesh, loss, 0
         model = _Model([_factory(layer) for layer in given], ties, self._summed)
         with random_state_kept():
@@ -98,9 +106,10 @@ class Pipeline:
         executor, losses = self._executor, []
         executor.update.on_result = lambda result: losses.append(result.loss)
         together = 1 if SCHEDULES[executor.name].flushes else len(batches)
-        for step in range(first, self._num_steps, together):
-            place = executor.place._replace(num_updates=together)
-            executor.run(actions(executor.name, place, executor.update.shared.is_here, self._clips), step)
+        with torch.random.fork_rng(devices=[]):  # each stage sets the generator otherwise; the program's goes on alike
+            for step in range(first, self._num_steps, together):
+                place = executor.place._replace(num_updates=together)
+                executor.run(actions(executor.name, place, executor.update.tied.adds_up, self._clips), step)
         return losses
 
     def evaluate(self, inputs: Any, targets: Any) -> float | None:
@@ -120,12 +129,21 @@ class Pipeline:
         return value / count if count else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """This rank's weights and buffers, named as torch.nn.Sequential over all layers has them: `3.weight`."""
+        """This rank's weights and buffers, named as torch.nn.Sequential over all layers has them: `3.weight`.
+
+        Running statistics of BatchNorm are those of this replica.
+        """
         state = self._executor.stage.state()
         return {name.removeprefix("layers."): tensor.detach() for name, tensor in state.items()}
 
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over the weights of this rank's layers from `state`, which may hold those of others too. KeyError."""
+        with torch.no_grad():
+            for name, tensor in self.state_dict().items():
+                tensor.copy_(state[name])
+
     def close(self) -> None:
-        """Ends its messages. The mesh does it too, when it is closed."""
+        """Ends its messages, and gives their communicator back. The mesh does it too, when it is closed. Collective."""
         self._executor.passes.links.close()
 
     def _summed(self, outputs: Any, targets: Any) -> Any:

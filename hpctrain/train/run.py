@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.model.stage import Stage
@@ -17,11 +18,10 @@ from hpctrain.train import facts
 from hpctrain.train.batches import Batches
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.checked import checked_baseline
-from hpctrain.train.clock import Clock
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
-from hpctrain.train.figures import pipeline_figures
 from hpctrain.train.final import final_weights, save
+from hpctrain.train.pipeline_summary import pipeline_figures
 from hpctrain.train.start import raise_where_different
 from hpctrain.train.tracing import Tracer
 from hpctrain.train.trainer import Trainer
@@ -38,7 +38,7 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
         executor = build_executor(config, task, mesh)
         same_rows(executor.batches, mesh)
         note_mixing(executor, mesh)
-        clock = Clock(mesh)
+        clock = Clock(mesh.world)
         tracer = Tracer(executor) if config.trace else None
         evaluation = build_evaluation(config, task, mesh)
         trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None, evaluation)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from hpctrain.comm.group import Group
+from hpctrain.model.buffers import KeptBuffers
 
 
 class RunningStatistics:
@@ -35,22 +36,15 @@ class RunningStatistics:
         self.names = [name for name, _ in kept]
         self._layers = [module for _, module in kept]
         self._modules = list(dict.fromkeys(module for layer in layers.values() for module in layer.modules()))
-        self._remembered: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        self._remembered = KeptBuffers(())
 
     def remember(self) -> None:
         """Keeps a copy of all of this rank's buffers."""
-        self._remembered = [
-            (module, name, buffer, buffer.clone())
-            for module in self._modules
-            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
-        ]
+        self._remembered = KeptBuffers(self._modules)
 
     def restore(self) -> None:
-        """Brings back what `remember` kept, also where a layer has put another tensor in its place."""
-        for module, name, buffer, copy in self._remembered:
-            if not torch.equal(buffer, copy):
-                buffer.copy_(copy)
-            setattr(module, name, buffer)
+        """Brings back what `remember` kept."""
+        self._remembered.restore()
 
     def average(self, weight: float) -> None:
         """Replaces means and variances by their mean over the ranks, the same bits on all. Collective.

@@ -7,8 +7,8 @@ from typing import Any
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.plan import formulas
-from hpctrain.plan.schedule import SCHEDULES, Op, Place
-from hpctrain.plan.simulate import COMPUTES, Times, simulate
+from hpctrain.plan.schedule import COMPUTES, SCHEDULES, Op, Place
+from hpctrain.plan.simulate import Times, simulate
 
 REMEMBERED = 1000  # runs, and computations of each kind, that count in the figures
 SIMULATED_UPDATES = 100  # at most, of a schedule without a flush

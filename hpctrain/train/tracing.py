@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
-from hpctrain.plan.schedule import Action, Op
-from hpctrain.plan.simulate import COMPUTES
+from hpctrain.plan.schedule import COMPUTES, Action, Op
 from hpctrain.report.summary import write_json
 from hpctrain.report.trace import RankTrace, Trace, bubble_rate, chrome, hidden_share
-from hpctrain.train.clock import Clock
 from hpctrain.train.executor import Executor
 
 WAITS = (Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.TIE, Op.AGREE)

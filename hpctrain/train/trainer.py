@@ -113,7 +113,7 @@ class Trainer:
         self.longest_run = max(self.longest_run, updates)
         clips = self.config.clip_norm is not None
         self._began, self._waited = time.perf_counter(), executor.batches.seconds
-        executor.run(actions(executor.name, place, executor.update.shared.is_here, clips), step)
+        executor.run(actions(executor.name, place, executor.update.tied.adds_up, clips), step)
 
     def _account(self, result: StepResult) -> None:
         """A step is done."""

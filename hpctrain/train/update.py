@@ -17,8 +17,8 @@ from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.agreement import Agreement
 from hpctrain.train.errors import AgreedError, NotFinite
 from hpctrain.train.reduction import Reduction
-from hpctrain.train.shared import SharedWeights
 from hpctrain.train.statistics import RunningStatistics
+from hpctrain.train.tied import TiedWeights
 
 
 @dataclass
@@ -37,7 +37,7 @@ class StepResult:
 class Update:
     """Synchronous: all micro-batches of a step, all replicas and all stages, then one step of the optimizer.
 
-    `shared` knows the parameters that have copies on other stages; `names` are all parameters of the model.
+    `tied` knows the parameters that have copies on other stages; `names` are all parameters of the model.
     `on_result` is told of each step, `rate(step)` gives its learning rate (else the optimizer's own stays).
     """
 
@@ -48,12 +48,12 @@ class Update:
         optimizer: torch.optim.Optimizer | None,
         mesh: Mesh,
         names: list[str],
-        shared: SharedWeights,
+        tied: TiedWeights,
         on_nan: str = "stop",
         clip_norm: float | None = None,
     ):
         self.stage, self.gradients, self.optimizer, self.mesh = stage, gradients, optimizer, mesh
-        self.shared, self.on_nan, self.clip_norm = shared, on_nan, clip_norm
+        self.tied, self.on_nan, self.clip_norm = tied, on_nan, clip_norm
         self.reduction = Reduction(gradients, mesh.data.ring)
         self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
         self.items_seen = 0.0  # by this replica, which its running statistics weigh by
@@ -87,6 +87,9 @@ class Update:
         """The sum over the items of a micro-batch, which this rank computed."""
         self._agreement.add_loss(loss, items)
 
+    def note_detached(self, microbatch: int) -> None:
+        """The loss of a micro-batch depends on no parameter. Those of all the others may."""
+
     def tell(self, microbatch: int) -> list[torch.Tensor]:
         """What the stage before should know beside the gradients."""
         return []
@@ -94,15 +97,11 @@ class Update:
     def learn(self, microbatch: int, told: list[torch.Tensor]) -> None:
         """What the stage behind told beside the gradients."""
 
-    def arm(self, names: Iterable[str]) -> None:
-        """The next gradients of these parameters are the last ones of the update."""
-        self.gradients.arm(names)
-
     def _start_reduction(self, number: int) -> None:
         """A bucket is complete: look at it while it is still this rank's own, then let it travel."""
         name = self.gradients.not_finite(self.gradients.buckets[number])
         if name is not None:
-            self._agreement.report(self.shared.canonical(name))
+            self._agreement.report(self.tied.canonical(name))
         self.reduction.start(number)
 
     def _reduce(self, action: Action) -> None:
@@ -110,24 +109,24 @@ class Update:
         self.reduction.wait()
 
     def _tie(self, action: Action) -> None:
-        self.shared.add_up(self.gradients)
+        self.tied.add_up(self.gradients)
 
     def _agree(self, action: Action) -> None:
         touched = (name for name, touched in self.gradients.touched.items() if touched)
-        self._agreement.touch(map(self.shared.canonical, touched))
+        self._agreement.touch(map(self.tied.canonical, touched))
         if self.mesh.replica == 0:
             self._look_at_sums()
         self._agreement.exchange()
 
     def _look_at_sums(self) -> None:
         """Every share was finite; is their sum? All replicas hold the same bits, so one of them looks, and measures."""
-        summed = self.mesh.data.size > 1 or self.shared.is_here
+        summed = self.mesh.data.size > 1 or self.tied.adds_up
         names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets if summed)
         name = next((name for name in names if name is not None), None)
         if name is not None:
-            self._agreement.report(self.shared.canonical(name), of_sum=True)
+            self._agreement.report(self.tied.canonical(name), of_sum=True)
         elif self._needs_norm:
-            self._agreement.add_squared_norm(self.gradients.squared_norm(self.shared.own(self.gradients.parameters)))
+            self._agreement.add_squared_norm(self.gradients.squared_norm(self.tied.own(self.gradients.parameters)))
 
     @property
     def _needs_norm(self) -> bool:
@@ -153,7 +152,7 @@ class Update:
         if not touched:
             raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
         self.gradients.scale(1.0 / items)
-        self.gradients.attach({name for name in self.gradients.parameters if self.shared.canonical(name) in touched})
+        self.gradients.attach({name for name in self.gradients.parameters if self.tied.canonical(name) in touched})
         if self._needs_norm:
             self.result.gradient_norm = self._agreement.norm / items
             self.gradients.shorten(self.clip_norm, self.result.gradient_norm)

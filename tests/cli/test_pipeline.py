@@ -45,7 +45,7 @@ def test_the_summary_says_what_each_stage_had_and_did(hybrid):
     check_schema(summary, KINDS)
     assert summary["layout"] == {"stages": 2, "replicas": 2, "servers": 0, "ranks": 4}
     assert (summary["schedule"], summary["peak_in_flight"], summary["weight_versions"]) == ("1f1b", [2, 1], [1, 1])
-    assert [stage["layers"] for stage in summary["stages"]] == [[0, 3], [4, 5]]
+    assert [stage["layers"] for stage in summary["stages"]] == [[[0, 3]], [[4, 5]]]
     assert sum(stage["parameters"] for stage in summary["stages"]) == 256 * 16 * 2 + 16 * 16 + 4 * (12 * 256 + 64) + 32
     assert summary["bubble_rate"]["formula"] == formulas.bubble_rate("1f1b", Place(0, 2, 4)) == 0.2
     assert all(0 < summary["bubble_rate"][how] < 1 for how in ("simulated", "measured"))

@@ -1,7 +1,9 @@
 """What is packed on one side of a border comes out on the other, and gradients come back to where they belong."""
 
 import dataclasses
+import gc
 import json
+import weakref
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -90,6 +92,29 @@ def test_arrivals_may_be_written_to_and_catch_their_gradients():
     (3 * y.sum()).backward()
     assert torch.equal(arrivals.gradients[0], torch.tensor([0.0, 3.0]))
     assert arrivals.gradients[1:] == [None, None] and unused.requires_grad
+
+
+def test_gradients_do_not_outlive_their_arrivals():
+    sent = torch.tensor([-1.0, 2.0])
+    arrivals = Arrivals([sent], pack(sent.clone().requires_grad_(), wants)[1])
+    nn.functional.relu(arrivals.tensors[0], inplace=True).sum().backward()
+    gradient = weakref.ref(arrivals.gradients[0])
+    gc.disable()
+    try:
+        del arrivals
+        assert gradient() is None
+    finally:
+        gc.enable()
+
+
+def test_a_saved_tensor_that_is_written_to_is_told_while_the_meter_counts():
+    w = torch.ones(3, requires_grad=True)
+    with ActivationMeter(lambda: [w]).saving(0):
+        h = w * 2
+        y = (h * h).sum()
+        h.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: a tensor of shape"):
+        y.backward()
 
 
 def test_the_meter_counts_each_storage_once_and_no_weights():

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.model.costs import LayerCost, costs_of, walk
+from hpctrain.model.costs import LayerCost, walk
+from hpctrain.model.layer_times import LayerTime, measure
 from hpctrain.model.precision import Precision
 from hpctrain.model.stage import build_stage
-from hpctrain.model.timing import LayerTime, measure
 from hpctrain.tasks import convnet, gpt
 
 FLOAT32 = Precision()
@@ -47,8 +47,6 @@ def test_costs_of_a_linear_layer_and_a_convolution_are_those_of_the_textbook():
         LayerCost(2 * 128, 0, 4 * 2 * 128),
         LayerCost(2 * 2 * 128 * 5 + 2 * 5 + 128 * 5 + 5, 128 * 5 + 5, 4 * 2 * 5),
     ]
-    assert costs_of(found, "parameters") == [224.0, 0.0, 645.0]
-    assert costs_of(found, "flops") == [float(cost.flops) for cost in found.costs]
 
 
 @pytest.mark.parametrize("precision", ("float32", "float64", "bf16-mixed"))

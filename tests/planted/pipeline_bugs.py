@@ -7,7 +7,7 @@ from hpctrain.model.stash import WeightStash
 from hpctrain.train import local_update
 from hpctrain.train.links import Links
 from hpctrain.train.passes import Passes
-from hpctrain.train.shared import SharedWeights
+from hpctrain.train.tied import TiedWeights
 from hpctrain.train.update import Update
 
 
@@ -35,11 +35,11 @@ def rows_of_a_gradient_come_back_in_another_order(monkeypatch):
 
 
 def copies_of_a_parameter_are_not_added_up(monkeypatch):
-    monkeypatch.setattr(SharedWeights, "add_up", lambda self, gradients: None)
+    monkeypatch.setattr(TiedWeights, "add_up", lambda self, gradients: None)
 
 
 def copies_count_twice_in_the_norm(monkeypatch):
-    monkeypatch.setattr(SharedWeights, "own", lambda self, names: list(names))
+    monkeypatch.setattr(TiedWeights, "own", lambda self, names: list(names))
 
 
 def each_stage_clips_alone(monkeypatch):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hpctrain.config import Config
-from hpctrain.model.timing import LayerTime
+from hpctrain.model.layer_times import LayerTime
 from hpctrain.tools import profile
+from hpctrain.train.assignment import measured_costs
 from hpctrain.train.facts import cpu_name
-from hpctrain.train.sharing import measured_costs
 from tests.harness.launch import ROOT
 from tests.train.toys import NUM_ROWS, Masked
 

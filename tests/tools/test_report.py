@@ -23,7 +23,7 @@ SUMMARY = {
     "peak_in_flight": [3, 2, 1],
     "weight_versions": [1, 1, 1],
     "peak_activation_bytes": [9_500_000, 6_500_000, 3_500_000],
-    "stages": [{"layers": pair, "parameters": n} for pair, n in (([0, 1], 123_456), ([2, 2], 7), ([3, 5], 8))],
+    "stages": [{"layers": [pair], "parameters": n} for pair, n in (([0, 1], 123_456), ([2, 2], 7), ([3, 5], 8))],
 }
 LINES = [
     {"step": step, "loss": None if step == 7 else 4.0 - step / 10, "seconds": 0.1, "rows_per_second": 10.0}

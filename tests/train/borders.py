@@ -175,6 +175,52 @@ class Mixed(Masked):
         return [MixRows, first, norm, lambda: nn.Linear(8, WIDTH), MixRows, lambda: nn.Linear(WIDTH, 8), last]
 
 
+@dataclass
+class TiedFrozen(TiedTwice):
+    """The matrix in three places is frozen, the bias in two is not."""
+
+    def layers(self):
+        first, narrow, project, narrow_again, project_again, *rest = super().layers()
+
+        def without_weight(factory, *names):
+            def build():
+                layer = factory()
+                for name in names:
+                    getattr(layer, name).requires_grad_(False)
+                return layer
+
+            return build
+
+        frozen_ones = [without_weight(each, "weight") for each in (first, project, project_again)]
+        return [frozen_ones[0], narrow, frozen_ones[1], narrow_again, frozen_ones[2], *rest]
+
+
+@dataclass
+class HalfFrozen(TiedTwice):
+    def layers(self):
+        first, *rest = super().layers()
+        return [frozen(first), *rest]
+
+
+class Counting(nn.Module):
+    """Puts another tensor in the place of its buffer in each forward, and uses it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen = self.seen + 1
+        return x * (1 + self.seen / 100)
+
+
+@dataclass
+class Counted(Masked):
+    def layers(self):
+        return [Counting, *super().layers(), Counting]
+
+
 class Noise(nn.Module):
     """Random numbers of NumPy and of Python."""
 

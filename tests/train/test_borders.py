@@ -7,13 +7,18 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.comm.mesh import Mesh
+from hpctrain.config import Config
+from hpctrain.plan.grid import Grid
 from hpctrain.plan.program import program
+from hpctrain.plan.schedule import Op
+from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.errors import AgreedError
 from tests.train import borders
 from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
 from tests.train.toys import AsModule, Deep, Masked, run
 
-WHOLE = ("InPlace", "WithoutParameters", "FrozenFirst", "FrozenMiddle", "TiedTwice", "SharedObject")
+WHOLE = ("InPlace", "WithoutParameters", "FrozenFirst", "FrozenMiddle", "TiedTwice", "TiedFrozen", "SharedObject")
 SEES_ITS_MICROBATCH = ("Structures", "Lengths", "Mixed")  # equal to one process with the same micro-batches
 LAYOUTS = [(2, 1), (3, 1), (4, 1), (2, 2)]
 
@@ -98,6 +103,36 @@ def test_numpy_and_python_draw_the_same_numbers_when_a_forward_is_computed_again
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_buffer_that_is_replaced_is_counted_once_when_a_forward_is_computed_again(comm):
+    if (part := on_part(comm, 2, 1)) is None:
+        return
+    _, _, executor = run(borders.Counted(), part, stages=2, num_microbatches=4, steps=2, recompute=True)
+    assert [buffer.item() for buffer in executor.stage.named_buffers().values()] == [8.0]
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_evaluation_of_many_lengths_does_not_run_ahead_of_the_last_stage(comm):
+    """More descriptions than there are tags for, and no more messages on their way than stages."""
+    if (part := on_part(comm, 2, 1)) is None:
+        return
+
+    class Many(borders.Lengths):
+        def dataset(self, split):
+            return 5 * super().dataset(split)
+
+    with Mesh(part, Grid(2, 1)) as mesh:
+        config = Config(stages=2, precision="float64", global_batch_size=1)
+        executor = build_executor(config, Many(), mesh)
+        links, most = executor.passes.links, []
+        put = links.put
+        links.put = lambda *message: (put(*message), most.append(links.num_waiting(Op.SEND_F, 0)))
+        found = build_evaluation(config, Many(), mesh).run(executor.stage, links)
+    assert found["rows"] == 1 and len(most) in (0, 185) and max(most, default=0) <= 3
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("precision", ("float32", "bf16-mixed"))
 def test_schedules_give_the_same_bits_and_so_does_the_same_command_twice(comm, precision):
     part = on_part(comm, 2, 1)
@@ -175,6 +210,11 @@ REFUSED = [
         {"schedule": "1f1b-async"},
         "--schedule 1f1b-async: layers.0.weight and layers.2.weight are one parameter on two stages; take a schedule"
         " with a flush, such as 1f1b",
+    ),
+    (
+        borders.HalfFrozen(),
+        {},
+        "--task: ties() names layers.0.weight and layers.2.weight, of which one is frozen; freeze all or none",
     ),
     (Masked(), {"stage_split": "2,2"}, "--stage-split 2,2: 2 stages with 4 layers; there are 2 stages and 3 layers"),
     (Masked(), {"stage_split": "by-ear"}, "--stage-split by-ear: No such file or directory; expected flops or"),

@@ -85,9 +85,26 @@ def test_several_pipelines_share_a_mesh_and_leave_the_generator_alone(comm):
         for step in range(3):
             rows = [each.float() for each in batch(step, 3)]  # fewer than micro-batches
             for pipeline in pipelines:
-                assert pipeline.step(*rows) > 0
+                torch.manual_seed(step)
+                assert pipeline.step(*rows) > 0 and pipeline.evaluate(*rows) > 0
+                drawn = torch.rand(1)
+                torch.manual_seed(step)
+                assert torch.equal(drawn, torch.rand(1)), "or stages would draw different rows from then on"
+        others = Pipeline(factories, summed, mesh, adam, num_microbatches=4)
+        weights = {name: tensor for state in told(mesh, pipelines[3].state_dict()) for name, tensor in state.items()}
+        others.load_state_dict(weights)
+        assert others.evaluate(*rows) == pytest.approx(pipelines[3].evaluate(*rows), rel=1e-6)
+        num_groups = len(mesh.parts)
         pipelines[0].close()
+        pipelines[0].close()
+        assert len(mesh.parts) == num_groups - 1
     part.Free()
+
+
+def told(mesh, state):
+    """The states of all stages."""
+    lists = mesh.pipe.all_gather_json({name: tensor.tolist() for name, tensor in state.items()})
+    return [{name: torch.tensor(values) for name, values in each.items()} for each in lists]
 
 
 def summed(outputs, targets):
@@ -121,6 +138,10 @@ def test_what_does_not_fit_is_told(comm):
     with pytest.raises(ValueError, match="stages=3: 2 ranks do not divide by it; 1, 2 would do"):
         Mesh(part, stages=3)
     with Mesh(part, stages=2) as mesh:
+        with pytest.raises(TypeError, match="Pipeline: no setting is called lr; there is chunks, pipeline_warmup"):
+            Pipeline(layers(), summed, mesh, adam, lr=0.1)
+        with pytest.raises(ValueError, match="--num-microbatches: expected a whole number >= 1, got 0"):
+            Pipeline(layers(), summed, mesh, adam, num_microbatches=0)
         with pytest.raises(ValueError, match="--schedule: expected one of naive, f-then-b"):
             Pipeline(layers(), summed, mesh, adam, schedule="2f2b")
         with pytest.raises(RuntimeError, match="--stages 2: the model has 1 layers; at most --stages 1"):

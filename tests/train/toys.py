@@ -180,7 +180,7 @@ def all_weights(executor, mesh) -> dict:
     if mesh.grid.num_stages == 1:
         return weights
     told = mesh.pipe.all_gather_json({name: [list(p.shape), p.flatten().tolist()] for name, p in weights.items()})
-    canonical = executor.update.shared.canonical
+    canonical = executor.update.tied.canonical
     return {
         name: torch.tensor(values, dtype=executor.stage.precision.dtype).view(shape)
         for part in told

@@ -10,12 +10,12 @@ def pipeline_figures(executor: Executor, offset: float, num_updates: int, mesh: 
 
     `offset` as for bubble_figures; `num_updates` are those of the longest run without a flush.
     """
-    stage, passes, shared = executor.stage, executor.passes, executor.update.shared
+    stage, passes, tied = executor.stage, executor.passes, executor.update.tied
     parts = [[part.start, part.stop - 1] for part in stage.parts]
     sizes = {name: parameter.numel() for name, parameter in stage.named_parameters().items()}
     own = {
-        "layers": parts[0] if len(parts) == 1 else parts,
-        "parameters": sum(sizes[name] for name in shared.own(sizes)),
+        "layers": parts,
+        "parameters": sum(sizes[name] for name in tied.own(sizes)),
         "unsplit": passes.split.unsplit if passes.split else [],
         "peaks": [passes.peak_in_flight, executor.update.num_versions, None if passes.split else passes.meter.peak],
     }

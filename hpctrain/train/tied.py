@@ -12,33 +12,24 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
 
 
-class SharedWeights:
+class TiedWeights:
     """Of `sets` of names that are one parameter, those whose names lie on several stages. Collective.
 
-    `stage_of` and `shapes` are those of all parameters of the model, `parameters` what this rank holds of them.
+    `described` are all parameters of the model, `parameters` those that this rank holds. `adds_up`: whether this stage
+    has gradients of such parameters to add up; frozen ones have none.
     """
 
-    def __init__(
-        self,
-        sets: Iterable[Sequence[str]],
-        stage_of: Mapping[str, int],
-        shapes: Mapping[str, list[int]],
-        parameters: Mapping[str, torch.nn.Parameter],
-        mesh: Mesh,
-    ):
-        self.sets = [names for names in sets if len({stage_of[name] for name in names}) > 1]
+    def __init__(self, sets: Iterable[Sequence[str]], described: Mapping, parameters: Mapping, mesh: Mesh):
+        self.sets = [names for names in sets if len({described[name].stage for name in names}) > 1]
         self._canonical = {name: names[0] for names in self.sets for name in names}
-        self._shapes = {names[0]: torch.Size(shapes[names[0]]) for names in self.sets}
+        self._shapes = {names[0]: torch.Size(described[names[0]].shape) for names in self.sets}
         self._held = {self._canonical[name]: name for name in parameters if name in self._canonical}
-        self._group = mesh.part_of_pipe(self.is_here) if self.sets else None
-        stages = sorted({stage_of[name] for name in self._canonical})
+        self._group = mesh.part_of_pipe(bool(self._held)) if self.sets else None
+        self.adds_up = self._group is not None and any(described[names[0]].is_trained for names in self.sets)
+        self._dtype = next((parameter.dtype for parameter in parameters.values()), None)
+        stages = sorted({described[name].stage for name in self._canonical})
         for names in self.sets if self._group is not None else ():
-            self._broadcast(parameters, names[0], stages.index(stage_of[names[0]]))
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this stage holds a copy."""
-        return bool(self._held)
+            self._broadcast(parameters, names[0], stages.index(described[names[0]].stage))
 
     def canonical(self, name: str) -> str:
         """The name, in model order the first, that stands for a parameter and all its copies."""
@@ -51,8 +42,7 @@ class SharedWeights:
     def add_up(self, gradients: FlatGradients) -> None:
         """Gives all copies the sum of their gradients, the same bits. Collective over the stages that hold one."""
         views = {first: gradients.views[name] for first, name in self._held.items() if name in gradients.views}
-        dtype = next(iter(views.values())).dtype
-        total = torch.zeros(sum(shape.numel() for shape in self._shapes.values()), dtype=dtype)
+        total = torch.zeros(sum(shape.numel() for shape in self._shapes.values()), dtype=self._dtype)
         pieces = dict(zip(self._shapes, total.split([shape.numel() for shape in self._shapes.values()])))
         for first, view in views.items():
             pieces[first].copy_(view.flatten())
@@ -63,8 +53,7 @@ class SharedWeights:
     def _broadcast(self, parameters: Mapping[str, torch.nn.Parameter], first: str, root: int) -> None:
         """The first copy replaces the others, so that they start equal."""
         held = self._held.get(first)
-        dtype = next(iter(parameters.values())).dtype
-        values = parameters[held].detach().clone() if held else torch.empty(self._shapes[first], dtype=dtype)
+        values = parameters[held].detach().clone() if held else torch.empty(self._shapes[first], dtype=self._dtype)
         self._group.broadcast(values, root)
         if held:
             with torch.no_grad():

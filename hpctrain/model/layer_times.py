@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hpctrain.model.costs import random_state_kept
 from hpctrain.model.precision import Precision
+from hpctrain.model.random_state import random_state_kept
 from hpctrain.model.stage import Stage, build_stage
 from hpctrain.model.structure import map_tensors, tensors_in
 

@@ -1,0 +1,9 @@
+"""Who uses which message tags on a communicator, so that nobody takes another's message.
+
+Far below the 32767 that every MPI grants.
+"""
+
+SIGNATURE = 1  # what each rank of a ring says about its next call
+RING = range(2, 2 + 16384)  # one a call, round and round: far more than calls under way
+CLOCK = RING.stop
+CHANNELS = range(CLOCK + 1, 32768)

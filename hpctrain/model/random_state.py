@@ -1,0 +1,20 @@
+"""The generators of random numbers that a program has, left as they were."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """The generators of torch (CPU), NumPy and Python are afterwards where they were before."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
