@@ -127,4 +127,7 @@ def test_a_flag_takes_back_what_the_file_says(tmp_path):
     (tmp_path / "run.toml").write_text("clip_norm = 1.0\neval_every = 3\n")
     config, _ = parse(["--config", str(tmp_path / "run.toml"), "--clip-norm", "none"])
     assert (config.clip_norm, config.eval_every) == (None, 3)
-    assert complaint("--steps", "none") == "--steps: expected a whole number >= 1, got 'none'"
+    (tmp_path / "run.toml").write_text("pipeline_warmup = 2.0\nsteps = 3\n")
+    config, _ = parse(["--config", str(tmp_path / "run.toml"), "--pipeline-warmup", "none", "--steps", "none"])
+    assert (config.pipeline_warmup, config.steps) == (1.0, 400)
+    assert complaint("--schedule", "none").startswith("--schedule: expected one of naive")

@@ -104,8 +104,8 @@ def to_toml(config: Config) -> str:
 def _convert(each: dataclasses.Field, text: Any) -> Any:
     if each.type is bool:
         return text  # argparse's own True or False
-    if text == "none" and type(None) in get_args(each.type):
-        return None  # takes back what the file says
+    if text == "none" and each.type is not str:
+        return each.default  # takes back what the file says
     kind = next(k for k in (get_args(each.type) or (each.type,)) if k is not type(None))
     try:
         return kind(text)

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 
 PLAIN = (type(None), bool, int, float, str)
+DTYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+    | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
 
 
 def pack(value: Any, wants: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], Any]:
@@ -29,6 +33,8 @@ def pack(value: Any, wants: Callable[[torch.Tensor], bool]) -> tuple[list[torch.
 
 def _describe(value: Any, tensors: list[torch.Tensor], places: dict[int, int]) -> list:
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.dtype not in DTYPES:
+            raise TypeError(f"a tensor that is {value.layout} {value.dtype}: make it dense, in a usual dtype")
         if id(value) not in places:
             places[id(value)] = len(tensors)
             tensors.append(value)

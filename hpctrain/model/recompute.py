@@ -18,6 +18,10 @@ from hpctrain.model.random_state import random_state_kept
 from hpctrain.model.structure import tensors_in
 
 
+class WritesInPlace(Exception):
+    """A forward changed its inputs."""
+
+
 class Recomputed:
     """`forward(inputs)` of `modules`, run once without a graph by `first`, and once with one by `again`."""
 
@@ -25,13 +29,13 @@ class Recomputed:
         self._forward, self._modules = forward, modules
 
     def first(self, inputs: Any) -> Any:
-        """RuntimeError where the forward wrote to its inputs, which are needed again."""
+        """WritesInPlace where the forward wrote to its inputs, which are needed again."""
         self._random = random.getstate(), np.random.get_state()
         versions = [tensor._version for tensor in tensors_in(inputs)]
         with torch.no_grad():
             outputs = self._forward(inputs)
         if [tensor._version for tensor in tensors_in(inputs)] != versions:
-            raise RuntimeError("the first layer of a stage writes to its inputs in place; --recompute needs them again")
+            raise WritesInPlace
         return outputs
 
     def again(self, inputs: Any) -> Any:

@@ -69,6 +69,9 @@ class WeightStash:
     def _hook(self, name: str) -> Callable:
         def hook(copy: torch.Tensor) -> None:
             gradient, copy.grad = copy.grad, None
+            for each in (self._parameters[name]._backward_hooks or {}).values():  # as if it had been the parameter
+                changed = each(gradient)
+                gradient = gradient if changed is None else changed
             self._on_gradient(name, gradient)
 
         return hook

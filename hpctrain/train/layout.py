@@ -15,13 +15,13 @@ MICROBATCHES_A_STAGE = 4  # by default: a bubble of a fifth
 def settled(config: Config, num_ranks: int) -> Config:
     """`config` with what it leaves open filled in. UsageError for a layout that these ranks cannot have."""
     num_replicas = grid_of(config, num_ranks).num_replicas
-    chunks = config.chunks or (2 if SCHEDULES[config.schedule].has_chunks else 1)
+    chunks = config.chunks or (2 if SCHEDULES[config.schedule].has_chunks else None)
     rows = -(-config.global_batch_size // num_replicas)
     if config.micro_batch_size is not None:
         pieces = -(-rows // config.micro_batch_size)
     else:
         pieces = config.num_microbatches or default_microbatches(config, rows)
-    if chunks > MAX_LANES // 2:
+    if (chunks or 1) > MAX_LANES // 2:
         raise UsageError(f"--chunks {chunks}: at most {MAX_LANES // 2}")
     config = replace(config, chunks=chunks, num_microbatches=pieces, micro_batch_size=None)
     try:
@@ -51,4 +51,4 @@ def grid_of(config: Config, num_ranks: int) -> Grid:
 
 def place_of(config: Config, stage: int, num_updates: int = 1) -> Place:
     """A stage's place in the pipeline of a settled configuration."""
-    return Place(stage, config.stages, config.num_microbatches, num_updates, config.chunks, config.pipeline_warmup)
+    return Place(stage, config.stages, config.num_microbatches, num_updates, config.chunks or 1, config.pipeline_warmup)

@@ -47,7 +47,8 @@ class Links:
 
     def put(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
         """Begins to send; the tensors may not be written to any more."""
-        self._senders[op, chunk].put([tensor.detach().contiguous() for tensor in tensors], note)
+        plain = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+        self._senders[op, chunk].put(plain, note)
 
     def take(self, op: Op, chunk: int) -> tuple[list[torch.Tensor], Any]:
         """The next message of the stage before (RECV_F) or behind (RECV_B); its memory is lent until `release`."""

@@ -10,7 +10,7 @@ import torch
 from hpctrain.comm.abort import RankFailed
 from hpctrain.model.boundary import Arrivals, pack, unpack
 from hpctrain.model.meter import ActivationMeter
-from hpctrain.model.recompute import Recomputed
+from hpctrain.model.recompute import Recomputed, WritesInPlace
 from hpctrain.model.split import Deferred, SplitBackward
 from hpctrain.model.stage import Stage
 from hpctrain.model.structure import tensors_in
@@ -111,7 +111,11 @@ class Passes:
             flight.again = Recomputed(lambda given: self._compute(flight, action, given), self._modules)
             inputs = self._inputs(flight, attached=False)
             self.meter.hold(action[1:], tensors_in(inputs))
-            self._keep(flight, action, flight.again.first(inputs))
+            try:
+                self._keep(flight, action, flight.again.first(inputs))
+            except WritesInPlace:
+                layer = f"layers.{self.stage.parts[action.chunk].start}"
+                raise RankFailed(f"{layer} writes to its inputs in place; --recompute needs them again") from None
         else:
             self._keep(flight, action, self._compute(flight, action, self._inputs(flight)))
         self._num_in_flight += 1
@@ -157,7 +161,8 @@ class Passes:
 
     def _send_outputs(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
-            self.links.put(Op.SEND_F, action.chunk, copied_if_lent(flight.outputs, flight.borrowed), flight.note)
+            lent = [*flight.borrowed, (Op.F, [*self.stage.named_buffers().values(), *self.update.all_weights()])]
+            self.links.put(Op.SEND_F, action.chunk, copied_if_lent(flight.outputs, lent), flight.note)
             if self.recompute:
                 flight.outputs = []
 
@@ -224,6 +229,6 @@ class Passes:
 
 
 def copied_if_lent(tensors: list[torch.Tensor], borrowed: list[tuple[Op, list[torch.Tensor]]]) -> list[torch.Tensor]:
-    """`tensors`, copied where they lie in lent memory, which will be overwritten while they still travel."""
+    """`tensors`, copied where they lie in lent memory, which may be overwritten while they still travel."""
     lent = {each.untyped_storage().data_ptr() for _, those in borrowed for each in those}
     return [each.clone() if each.untyped_storage().data_ptr() in lent else each for each in tensors]

@@ -66,7 +66,8 @@ class Pipeline:
         given, num_stages = list(layers), mesh.grid.num_stages
         if num_microbatches is None:
             num_microbatches = 1 if schedule == "naive" else MICROBATCHES_A_STAGE * num_stages
-        settings = {"precision": _precision(given), **settings}
+        if "precision" not in settings:
+            settings["precision"] = _precision(given)
         config = Config(stages=num_stages, schedule=schedule, num_microbatches=num_microbatches, **settings)
         config = settled(config, mesh.size)
         self._clips = config.clip_norm is not None
@@ -211,5 +212,7 @@ def _factory(layer: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Modu
 
 def _precision(layers: list) -> str:
     modules = [layer for layer in layers if isinstance(layer, nn.Module)]
-    doubles = any(p.dtype == torch.float64 for module in modules for p in module.parameters())
-    return "float64" if doubles else "float32"
+    dtypes = {p.dtype for module in modules for p in module.parameters() if p.is_floating_point()}
+    if odd := dtypes - {torch.float32, torch.float64}:
+        raise ValueError(f"Pipeline: modules in {odd.pop()}; give float32 or float64 ones, or precision='bf16-mixed'")
+    return "float64" if torch.float64 in dtypes else "float32"

@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import json
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -67,6 +67,9 @@ def test_a_tensor_that_stands_twice_travels_once():
         ({1.5: X, (2,): N}, "a dict with keys of tuple: give it text as keys"),
         ([X, object()], "object: only tensors, numbers and text"),
         ({X: 1}, "a dict with keys of Tensor"),
+        (defaultdict(int, x=X), "defaultdict: only tensors"),
+        (X.to_sparse(), "a tensor that is torch.sparse_coo torch.float32: make it dense"),
+        ((N, X.to(torch.float8_e4m3fn)), "torch.float8_e4m3fn: make it dense, in a usual dtype"),
     ],
 )
 def test_what_cannot_travel_is_told(value, words):

@@ -221,6 +221,34 @@ class Counted(Masked):
         return [Counting, *super().layers(), Counting]
 
 
+class Giving(nn.Module):
+    """Gives its buffer, which the next micro-batch changes, and a conjugate."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(WIDTH, 8)
+        self.register_buffer("seen", torch.zeros(100_000, dtype=torch.float64))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        y = self.map(x)
+        return y, self.seen, torch.fft.fft(y).conj()
+
+
+class Taking(nn.Module):
+    def forward(self, given):
+        y, seen, conjugate = given
+        return y * (1 + seen[0] / 100) + conjugate.real / 10
+
+
+@dataclass
+class Buffered(Masked):
+    def layers(self):
+        _, *rest = super().layers()
+        return [Giving, Taking, *rest]
+
+
 class Noise(nn.Module):
     """Random numbers of NumPy and of Python."""
 

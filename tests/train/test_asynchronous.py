@@ -107,6 +107,31 @@ def compare_to_history(
     check_log(log, executor, clip_norm, vertical_sync)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("schedule", ("1f1b", "1f1b-async", "2bw"))
+def test_hooks_on_parameters_see_the_gradients_of_whatever_version(comm, schedule):
+    """Here one that leaves nothing of the gradients of one matrix."""
+    if (part := part_of(comm, 2)) is None:
+        return
+
+    class Masking(Deep):
+        def layers(self):
+            first, *rest = super().layers()
+
+            def hooked():
+                layer = first()
+                layer.weight.register_hook(torch.zeros_like)
+                return layer
+
+            return [hooked, *rest]
+
+    how = {"stages": 2, "num_microbatches": 4, "global_batch_size": 8, "schedule": schedule}
+    before, after = (run(Masking(), part, steps=steps, **how)[1] for steps in (1, 5))
+    assert torch.equal(before["layers.0.weight"], after["layers.0.weight"])
+    assert not torch.equal(before["layers.1.0.weight"], after["layers.1.0.weight"])
+    part.Free()
+
+
 def check_log(log, executor, clip_norm, vertical_sync):
     """What was done is what the generator says; version and delay of each update are those of the formulas."""
     lengths = [DRAIN] * (STEPS // DRAIN) + [STEPS % DRAIN]
