@@ -50,6 +50,11 @@ class WeightStash:
         for copies in self._versions.values():
             yield from copies.values()
 
+    def addresses(self) -> set[int]:
+        """Of the storages that versions lie in."""
+        firsts = (next(iter(copies.values()), None) for copies in self._versions.values())
+        return {first.untyped_storage().data_ptr() for first in firsts if first is not None}
+
     def retire(self, oldest: int) -> None:
         """No micro-batch needs a version before `oldest` any more."""
         for version in [version for version in self._versions if version < oldest]:

@@ -50,6 +50,9 @@ class LocalUpdate(Update):
     def all_weights(self) -> Iterable[torch.Tensor]:
         return (*super().all_weights(), *self.stash.tensors())
 
+    def addresses(self) -> set[int]:
+        return super().addresses() | self.stash.addresses()
+
     @property
     def num_versions(self) -> int:
         return self.stash.peak

@@ -1,6 +1,6 @@
 """The forward and backward of micro-batches on one rank, and the messages before and after them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,7 @@ class Passes:
         self._num_measured = max(batches.num_microbatches, 4 * update.mesh.grid.num_stages)
         self.meter = ActivationMeter(update.all_weights)
         self._modules = list(dict.fromkeys(module for layer in stage.layers for module in layer.modules()))
+        self._buffered = [module for module in self._modules if any(True for _ in module.buffers(recurse=False))]
         self.peak_in_flight = 0
         self._was_measured = split is not None  # what is saved twice over, for two backwards, is no measure
         self.methods = {
@@ -161,10 +162,15 @@ class Passes:
 
     def _send_outputs(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
-            lent = [*flight.borrowed, (Op.F, [*self.stage.named_buffers().values(), *self.update.all_weights()])]
-            self.links.put(Op.SEND_F, action.chunk, copied_if_lent(flight.outputs, lent), flight.note)
+            outputs = copied_if_lent(flight.outputs, flight.borrowed, self._own_memory())
+            self.links.put(Op.SEND_F, action.chunk, outputs, flight.note)
             if self.recompute:
                 flight.outputs = []
+
+    def _own_memory(self) -> set[int]:
+        """Addresses of weights and buffers: what is sent of them must not change on its way."""
+        buffers = (buffer for module in self._buffered for buffer in module.buffers(recurse=False))
+        return self.update.addresses() | {buffer.untyped_storage().data_ptr() for buffer in buffers}
 
     def _receive_gradients(self, action: Action) -> None:
         if (flight := self._flight(action)) is not None:
@@ -228,7 +234,14 @@ class Passes:
         self.meter.release(action[1:])
 
 
-def copied_if_lent(tensors: list[torch.Tensor], borrowed: list[tuple[Op, list[torch.Tensor]]]) -> list[torch.Tensor]:
-    """`tensors`, copied where they lie in lent memory, which may be overwritten while they still travel."""
-    lent = {each.untyped_storage().data_ptr() for _, those in borrowed for each in those}
+def copied_if_lent(
+    tensors: list[torch.Tensor],
+    borrowed: list[tuple[Op, list[torch.Tensor]]],
+    addresses: Collection[int] = (),
+) -> list[torch.Tensor]:
+    """`tensors`, copied where they lie in memory that may be overwritten while they still travel.
+
+    That is what was `borrowed`, and storages at `addresses`.
+    """
+    lent = {each.untyped_storage().data_ptr() for _, those in borrowed for each in those}.union(addresses)
     return [each.clone() if each.untyped_storage().data_ptr() in lent else each for each in tensors]

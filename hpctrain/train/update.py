@@ -56,6 +56,7 @@ class Update:
         self.tied, self.on_nan, self.clip_norm = tied, on_nan, clip_norm
         self.reduction = Reduction(gradients, mesh.data.ring)
         self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
+        self._parameters = list(stage.named_parameters().values())
         self.items_seen = 0.0  # by this replica, which its running statistics weigh by
         self.on_result: Callable[[StepResult], None] = lambda result: None
         self.rate: Callable[[int], float] | None = None
@@ -76,7 +77,11 @@ class Update:
         return None
 
     def all_weights(self) -> Iterable[torch.Tensor]:
-        return self.stage.named_parameters().values()
+        return self._parameters
+
+    def addresses(self) -> set[int]:
+        """Of the storages that weights lie in."""
+        return {tensor.untyped_storage().data_ptr() for tensor in self._parameters}
 
     @property
     def num_versions(self) -> int:
