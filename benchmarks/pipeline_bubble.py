@@ -152,11 +152,11 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     parser = Flags(prog="pipeline_bubble.py", description=__doc__.splitlines()[0])
     parser.rank = rank
     add = parser.add_argument
-    add("--forward", type=float, default=10, metavar="MS", help="of a micro-batch on a stage; default: 10")
-    add("--backward", type=float, default=20, metavar="MS", help="the whole of it; default: 20")
-    add("--weights", type=float, default=10, metavar="MS", help="the share of it that zb-h1 puts off; default: 10")
+    add("--forward", type=float, default=40, metavar="MS", help="of a micro-batch on a stage; default: 40")
+    add("--backward", type=float, default=80, metavar="MS", help="the whole of it; default: 80")
+    add("--weights", type=float, default=40, metavar="MS", help="the share of it that zb-h1 puts off; default: 40")
     add("--microbatches", type=int, metavar="M", help="of an update; default: 4 for each stage")
-    add("--steps", type=int, default=4, metavar="N", help="of which the first does not count; default: 4")
+    add("--steps", type=int, default=3, metavar="N", help="of which the first does not count; default: 3")
     add("--updates", type=int, default=4, metavar="N", help="in a step of 1f1b-async and 2bw; default: 4")
     add("--slow", default="1:2", metavar="STAGE:FACTOR", help="a stage that takes longer, under 1f1b; default: 1:2")
     add("--json", metavar="FILE", help="write all figures there")

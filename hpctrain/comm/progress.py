@@ -14,7 +14,7 @@ from typing import Protocol
 NUM_SPINS = 20  # polls without a pause: a message on its way between two running ranks
 NUM_YIELDS = 20  # polls after giving the core to whoever wants it
 SLEEP_SHARE = 0.05  # a sleep lasts at most this share of the wait so far, so waking late costs at most as much
-SHORTEST_SLEEP, LONGEST_SLEEP = 1e-5, 1e-3  # seconds; along a pipeline each stage wakes late after the one before
+SHORTEST_SLEEP, LONGEST_SLEEP = 1e-5, 2e-3  # seconds; along a pipeline each stage wakes late after the one before
 
 
 class Operation(Protocol):
