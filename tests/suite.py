@@ -41,7 +41,8 @@ class Part:
 OWN_LAUNCHES = ("tests/failing", "tests/cli", "tests/benchmarks")  # their tests start mpirun themselves
 PURE = ("-m", "not mpi", *(f"--ignore={path}" for path in OWN_LAUNCHES))
 UNDER_MPI = ("--with-mpi", "-m", "mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
-DONE_BY_FOUR = ("number_of_micro_batches", "[1-", "[2-", "[3-", "[4-")  # and by no more ranks differently
+# by no more ranks differently
+DONE_BY_FOUR = ("number_of_micro_batches", "[1-", "[2-", "[3-", "[4-")
 NEEDS_MORE = " or ".join(("[3-2-", "[4-2-", "[8-1-", "[2-3-", "[2-4-"))  # layouts of a pipeline
 PIPELINES = "(test_pipeline or test_asynchronous)"
 BY_EIGHT = f"(not {PIPELINES} and not ({' or '.join(DONE_BY_FOUR)})) or ({PIPELINES} and ({NEEDS_MORE}))"

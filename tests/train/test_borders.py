@@ -21,7 +21,25 @@ from tests.train.toys import AsModule, Deep, Masked, run
 
 WHOLE = ("InPlace", "WithoutParameters", "FrozenFirst", "FrozenMiddle", "TiedTwice", "TiedFrozen", "SharedObject")
 SEES_ITS_MICROBATCH = ("Structures", "Lengths", "Mixed", "Buffered")  # equal to one process with the same micro-batches
-LAYOUTS = [(2, 1), (3, 1), (4, 1), (2, 2)]
+HOW = {  # stages and replicas: schedules, and whether forwards are computed again
+    (2, 1): [("1f1b", False), ("zb-h1", False), ("1f1b", True)],
+    (3, 1): [("zb-h1", False)],
+    (4, 1): [("1f1b", False)],
+    (2, 2): [("1f1b", True)],
+}
+TASKS |= {name: getattr(borders, name)() for name in (*WHOLE, *SEES_ITS_MICROBATCH)}
+FITTING = [
+    (name, *layout)
+    for name in (*WHOLE, "unused", "tied", "frozen", "text", "images")
+    for layout in HOW
+    if layout[0] <= len(TASKS[name].layers())
+]
+OWN_MICROBATCH = [
+    (name, *layout)
+    for name in SEES_ITS_MICROBATCH
+    for layout in HOW
+    if layout[1] == 1 or name != "Buffered"  # its buffer is each replica's own
+]
 
 
 def on_part(comm, stages, replicas):
@@ -32,18 +50,14 @@ def on_part(comm, stages, replicas):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("stages, replicas", LAYOUTS)
-@pytest.mark.parametrize("name", (*WHOLE, "unused", "tied", "frozen", "text", "images"))
+@pytest.mark.parametrize("name, stages, replicas", FITTING)
 def test_any_model_equals_one_process(comm, name, stages, replicas):
-    if name in WHOLE:
-        TASKS[name] = getattr(borders, name)()
-    if stages > len(TASKS[name].layers()):
-        pytest.skip("has fewer layers")
     part = on_part(comm, stages, replicas)
     if part is None:
         return
-    schedules = ("1f1b", "zb-h1", "1f1b") if stages < 4 else ("1f1b",)
-    for schedule, recompute in zip(schedules, (False, False, name != "InPlace")):
+    for schedule, recompute in HOW[stages, replicas]:
+        if recompute and name == "InPlace":
+            continue
         how = {"steps": 5, "clip_norm": 0.1}
         losses, weights, _ = run(
             TASKS[name],
@@ -60,15 +74,11 @@ def test_any_model_equals_one_process(comm, name, stages, replicas):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("stages, replicas", LAYOUTS)
-@pytest.mark.parametrize("name", SEES_ITS_MICROBATCH)
+@pytest.mark.parametrize("name, stages, replicas", OWN_MICROBATCH)
 def test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many(comm, name, stages, replicas):
-    if replicas > 1 and name == "Buffered":
-        pytest.skip("its buffer is each replica's own")
     part = on_part(comm, stages, replicas)
     if part is None:
         return
-    TASKS[name] = getattr(borders, name)()
     for recompute in (False, True):
         how = {"steps": 5, "stages": stages, "recompute": recompute}
         losses, weights, _ = run(TASKS[name], part, num_microbatches=3, **how, **settings("adam", 13))
