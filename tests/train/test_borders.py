@@ -16,7 +16,7 @@ from hpctrain.plan.schedule import Op
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.errors import AgreedError
 from tests.train import borders
-from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
+from tests.train.test_equivalence import MORE, TASKS, assert_equal_to_reference, part_of, settings, task_of
 from tests.train.toys import AsModule, Deep, Masked, run
 
 WHOLE = ("InPlace", "WithoutParameters", "FrozenFirst", "FrozenMiddle", "TiedTwice", "TiedFrozen", "SharedObject")
@@ -27,12 +27,12 @@ HOW = {  # stages and replicas: schedules, and whether forwards are computed aga
     (4, 1): [("1f1b", False)],
     (2, 2): [("1f1b", True)],
 }
-TASKS |= {name: getattr(borders, name)() for name in (*WHOLE, *SEES_ITS_MICROBATCH)}
+MORE |= {name: getattr(borders, name)() for name in (*WHOLE, *SEES_ITS_MICROBATCH)}
 FITTING = [
     (name, *layout)
     for name in (*WHOLE, "unused", "tied", "frozen", "text", "images")
     for layout in HOW
-    if layout[0] <= len(TASKS[name].layers())
+    if layout[0] <= len(task_of(name).layers())
 ]
 OWN_MICROBATCH = [
     (name, *layout)
@@ -60,7 +60,7 @@ def test_any_model_equals_one_process(comm, name, stages, replicas):
             continue
         how = {"steps": 5, "clip_norm": 0.1}
         losses, weights, _ = run(
-            TASKS[name],
+            task_of(name),
             part,
             stages=stages,
             schedule=schedule,
@@ -81,7 +81,7 @@ def test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many(comm,
         return
     for recompute in (False, True):
         how = {"steps": 5, "stages": stages, "recompute": recompute}
-        losses, weights, _ = run(TASKS[name], part, num_microbatches=3, **how, **settings("adam", 13))
+        losses, weights, _ = run(task_of(name), part, num_microbatches=3, **how, **settings("adam", 13))
         assert_equal_to_reference(losses, weights, name, "adam", 13, steps=5, num_microbatches=3 * replicas)
     part.Free()
 
@@ -90,12 +90,12 @@ def test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many(comm,
 @pytest.mark.parametrize("recompute", (False, True))
 def test_dropout_draws_what_it_draws_in_one_process(comm, recompute):
     """With as many micro-batches in all; also where the forward is computed again."""
-    TASKS["dropout"] = Masked(dropout=0.5)
+    MORE["dropout"] = Masked(dropout=0.5)
     part = on_part(comm, 2, 1)
     if part is None:
         return
     how = {"stages": 2, "recompute": recompute, "num_microbatches": 4}
-    losses, weights, _ = run(TASKS["dropout"], part, **how, **settings("adam", 13))
+    losses, weights, _ = run(MORE["dropout"], part, **how, **settings("adam", 13))
     assert_equal_to_reference(losses, weights, "dropout", "adam", 13, num_microbatches=4)
     part.Free()
 

@@ -12,7 +12,7 @@ from tests.planted.train_bugs import BUGS
 from tests.train.borders import TiedTwice
 from tests.train.loops import assert_close, assert_same_everywhere, loss_of, mean_loss, net, rows, share
 from tests.train.test_asynchronous import compare_to_history
-from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, reference, settings
+from tests.train.test_equivalence import MORE, TASKS, assert_equal_to_reference, part_of, reference, settings
 from tests.train.test_learning import lines_of
 from tests.train.toys import Mixing, run
 
@@ -35,7 +35,7 @@ def test_a_planted_bug_turns_equivalence_red(comm, bug, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("bug", SYNCHRONOUS, ids=named)
 def test_a_planted_bug_of_a_pipeline_turns_equivalence_red(comm, bug, monkeypatch):
-    TASKS["tied-dropout"] = TiedTwice(dropout=0.3)
+    MORE["tied-dropout"] = TiedTwice(dropout=0.3)
     how = {"steps": 4, "clip_norm": SYNCHRONOUS[bug].get("clip_norm")}
     reference("tied-dropout", "sgd", 13, num_microbatches=4, **how)
     if (part := part_of(comm, 2)) is None:
@@ -43,7 +43,7 @@ def test_a_planted_bug_of_a_pipeline_turns_equivalence_red(comm, bug, monkeypatc
     bug(monkeypatch)
     with pytest.raises((AssertionError, AgreedError)):
         losses, weights, _ = run(
-            TASKS["tied-dropout"],
+            MORE["tied-dropout"],
             part,
             stages=2,
             num_microbatches=4,
