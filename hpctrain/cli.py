@@ -63,8 +63,9 @@ def answer(argv: list[str]) -> None:
         print(f"hpctrain {__version__}")
         return
     command, _ = split_command(argv)
-    parser = getattr(import_module(COMMANDS[command][1]), "parser", None) if command in COMMANDS else None
-    if command != "train" and parser is not None:
+    named = command in COMMANDS and command != "train"  # whose flags are below, from a module that needs no NumPy
+    parser = getattr(import_module(COMMANDS[command][1]), "parser", None) if named else None
+    if parser is not None:
         print(parser().format_help(), end="")
         return
     print("usage: python -m hpctrain [command] [flags]        one process")

@@ -79,7 +79,7 @@ def test_a_makespan_is_the_median_over_stages_and_all_runs_but_the_first(bubble)
         ("--steps few", 4, "--steps: invalid int value: 'few'"),
         ("--updates 0", 4, "--updates 0: 1 or more"),
         ("--forward 0", 4, "--forward 0: expected milliseconds"),
-        ("--weights 20", 4, "--weights 20: a share of --backward 20"),
+        ("--weights 80", 4, "--weights 80: a share of --backward 80"),
         ("--microbatches 6", 4, "--microbatches 6: expected a multiple of the 4 stages"),
         ("--slow 4:2", 4, "--slow 4:2: expected STAGE:FACTOR with a stage below 4"),
         ("--slow 1:x", 4, "--slow 1:x: expected STAGE:FACTOR"),

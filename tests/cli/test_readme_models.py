@@ -26,8 +26,8 @@ def test_the_examples_are_as_short_as_promised():
     assert all(counted[name] <= LIMITS[name] for name in LIMITS), counted
 
 
-def test_the_own_loop_agrees_on_one_two_and_three_ranks(folder):
-    told = {n: run_mpi(n, [sys.executable, "own_loop.py"], timeout=120, cwd=folder) for n in (1, 2, 3)}
+def test_the_own_loop_agrees_on_one_rank_and_on_three(folder):
+    told = {n: run_mpi(n, [sys.executable, "own_loop.py"], timeout=120, cwd=folder) for n in (1, 3)}
     lengths = []
     for n, result in told.items():
         assert result.returncode == 0, result
@@ -35,7 +35,7 @@ def test_the_own_loop_agrees_on_one_two_and_three_ranks(folder):
         assert [line.split(":")[0] for line in lines] == [f"rank {rank}" for rank in range(n)], result
         assert len({line.split(": ")[1] for line in lines}) == 1, "all ranks hold the same weights"
         lengths.append(float(lines[0].rpartition(" ")[2]))
-    assert lengths == pytest.approx([lengths[0]] * 3, rel=1e-4) and lengths[0] > 1
+    assert lengths == pytest.approx([lengths[0]] * 2, rel=1e-4) and lengths[0] > 1
 
 
 @pytest.mark.parametrize(
