@@ -124,17 +124,17 @@ class Unimportable:
 
 
 def break_a_step():
-    from hpctrain.train.executor import Executor
+    from hpctrain.train.passes import Passes
 
-    forward = Executor._forward
+    forward = Passes._forward
 
-    def fail(self, index):
-        if self.step_number == 2 and self.mesh.rank == RANK:
+    def fail(self, action):
+        if self._first_step == 2 and self.update.mesh.rank == RANK:
             happens()
             raise_value_error()
-        return forward(self, index)
+        return forward(self, action)
 
-    Executor._forward = fail
+    Passes._forward = fail
 
 
 def main():

@@ -64,7 +64,7 @@ def test_an_exception_in_a_training_step_names_its_rank_on_every_line(tmp_path):
     assert result.returncode == 1, result
     lines = result.stderr.splitlines()
     assert "[rank 1] ValueError: boom" in lines, result
-    told = [line for line in lines if "faults.py" in line or "executor.py" in line]
+    told = [line for line in lines if "faults.py" in line or "passes.py" in line]
     assert told and all(line.startswith("[rank 1] ") for line in told), result
     (log,) = tmp_path.glob("runs/*/logs/rank-0001.log")
     assert "[rank 1] ValueError: boom" in log.read_text()
