@@ -7,22 +7,17 @@ Names are those of the module itself, or, for a task that is a list of layers, o
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Parser, UsageError
 from hpctrain.tasks.load import short_name
+from hpctrain.tools.alone import on_rank_0
 from hpctrain.train.saved import read_config, read_weights
 
 
 def run(argv: list[str], world) -> int:
     """Writes the file on rank 0. Returns 0, or 2 with one line for what cannot be. Collective."""
-    with Mesh(world) as mesh:
-        fault = mesh.world.broadcast_json(_export(argv) if mesh.rank == 0 else None)
-    if fault and mesh.rank == 0:
-        print(f"hpctrain: {fault}", file=sys.stderr)
-    return 2 if fault else 0
+    return on_rank_0(world, lambda: _export(argv))
 
 
 def parser() -> Parser:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Parser, UsageError
 from hpctrain.config.values import check_value, describe
 from hpctrain.plan import formulas
@@ -21,6 +20,7 @@ from hpctrain.plan.program import check
 from hpctrain.plan.schedule import SCHEDULES, Place
 from hpctrain.plan.simulate import Timeline, Times, simulate
 from hpctrain.report.summary import counted
+from hpctrain.tools.alone import on_rank_0
 
 WARMED = ("1f1b", "zb-h1")  # whose warm-up may be longer or shorter
 UPDATES = 10  # of a schedule without a flush, where none are asked for
@@ -56,11 +56,7 @@ class Numbers(NamedTuple):
 
 def run(argv: list[str], world) -> int:
     """Prints on rank 0. Returns 0, or 2 with one line for what cannot be. Collective."""
-    with Mesh(world) as mesh:
-        fault = mesh.world.broadcast_json(_plan(argv, world is not None) if mesh.rank == 0 else None)
-    if fault and mesh.rank == 0:
-        print(f"hpctrain: {fault}", file=sys.stderr)
-    return 2 if fault else 0
+    return on_rank_0(world, lambda: _plan(argv, world is not None))
 
 
 def parser() -> Parser:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.comm.abort import RankFailed
-from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, UsageError, parse
 from hpctrain.report.summary import counted, write_json
 from hpctrain.tasks.load import explained, short_name
+from hpctrain.tools.alone import on_rank_0
 from hpctrain.train.command import lengths, prepared_task
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.facts import cpu_name
@@ -33,11 +33,7 @@ FEWEST, MOST = 3, 100  # repeats, whose median counts
 
 def run(argv: list[str], world) -> int:
     """Writes the file on rank 0. Returns 0, or 2 with one line for what cannot be. Collective."""
-    with Mesh(world) as mesh:
-        fault = mesh.world.broadcast_json(_profile(argv, world is not None) if mesh.rank == 0 else None)
-    if fault and mesh.rank == 0:
-        print(f"hpctrain: {fault}", file=sys.stderr)
-    return 2 if fault else 0
+    return on_rank_0(world, lambda: _profile(argv, world is not None))
 
 
 def _profile(argv: list[str], launched: bool) -> str | None:

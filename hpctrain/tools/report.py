@@ -6,17 +6,16 @@ A run that still goes on, or was killed, has its losses so far.
 from __future__ import annotations
 
 import json
-import sys
 from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Parser, UsageError
 from hpctrain.report.metrics import read_metrics
 from hpctrain.report.page import page
 from hpctrain.report.summary import counted
 from hpctrain.report.trace import RankTrace, read_trace
+from hpctrain.tools.alone import on_rank_0
 
 
 class Found(NamedTuple):
@@ -30,11 +29,7 @@ class Found(NamedTuple):
 
 def run(argv: list[str], world) -> int:
     """Writes the files on rank 0. Returns 0, or 2 with one line for what cannot be. Collective."""
-    with Mesh(world) as mesh:
-        fault = mesh.world.broadcast_json(_report(argv) if mesh.rank == 0 else None)
-    if fault and mesh.rank == 0:
-        print(f"hpctrain: {fault}", file=sys.stderr)
-    return 2 if fault else 0
+    return on_rank_0(world, lambda: _report(argv))
 
 
 def parser() -> Parser:

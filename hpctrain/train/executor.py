@@ -7,8 +7,8 @@ import torch
 
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.stage import Stage
-from hpctrain.plan.program import updates_after
-from hpctrain.plan.schedule import COMPUTES, Action, Op, Place
+from hpctrain.plan.program import actions, updates_after
+from hpctrain.plan.schedule import COMPUTES, SCHEDULES, Action, Op, Place
 from hpctrain.train.batches import Batches
 from hpctrain.train.passes import Passes
 from hpctrain.train.timing import Timing
@@ -46,6 +46,13 @@ class Executor:
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         return self.update.optimizer
+
+    def run_steps(self, first: int, num_steps: int) -> None:
+        """As many steps from `first` on; without a flush the pipeline empties after the last of them only."""
+        together = 1 if SCHEDULES[self.name].flushes else num_steps
+        place = self.place._replace(num_updates=together)
+        for step in range(first, first + num_steps, together):
+            self.run(actions(self.name, place, self.update.tied.adds_up, self.update.clip_norm is not None), step)
 
     def run(self, actions: Iterable[Action], step: int) -> StepResult:
         """Runs `actions`, whose micro-batch 0 is the first of `step` (from 0); returns the result of the last step.

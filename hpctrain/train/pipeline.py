@@ -11,12 +11,10 @@ from hpctrain.config import Config
 from hpctrain.model.random_state import random_state_kept
 from hpctrain.model.structure import map_tensors, tensors_in
 from hpctrain.plan.grid import split_evenly
-from hpctrain.plan.program import actions
-from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.train.batches import MicroBatch
 from hpctrain.train.build import build_executor
 from hpctrain.train.evaluation import outputs_of
-from hpctrain.train.layout import MICROBATCHES_A_STAGE, settled
+from hpctrain.train.layout import MICROBATCHES_A_STAGE
 
 Loss = Callable[[Any, Any], Any]
 SETTINGS = (
@@ -69,8 +67,6 @@ class Pipeline:
         if "precision" not in settings:
             settings["precision"] = _precision(given)
         config = Config(stages=num_stages, schedule=schedule, num_microbatches=num_microbatches, **settings)
-        config = settled(config, mesh.size)
-        self._clips = config.clip_norm is not None
         self._rows = Rows(mesh.replica, num_microbatches)
         self._mesh, self._loss, self._num_steps = mesh, loss, 0
         model = _Model([_factory(layer) for layer in given], ties, self._summed)
@@ -104,13 +100,10 @@ class Pipeline:
         batches = list(batches)
         first, self._num_steps = self._num_steps, self._num_steps + len(batches)
         self._rows.give(first, batches)
-        executor, losses = self._executor, []
-        executor.update.on_result = lambda result: losses.append(result.loss)
-        together = 1 if SCHEDULES[executor.name].flushes else len(batches)
+        losses: list[float | None] = []
+        self._executor.update.on_result = lambda result: losses.append(result.loss)
         with torch.random.fork_rng(devices=[]):  # each stage sets the generator otherwise; the program's goes on alike
-            for step in range(first, self._num_steps, together):
-                place = executor.place._replace(num_updates=together)
-                executor.run(actions(executor.name, place, executor.update.tied.adds_up, self._clips), step)
+            self._executor.run_steps(first, len(batches))
         return losses
 
     def evaluate(self, inputs: Any, targets: Any) -> float | None:

@@ -11,7 +11,6 @@ from functools import partial
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, early_stop_rule
 from hpctrain.plan.learning_rate import learning_rate
-from hpctrain.plan.program import actions
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.evaluation import Evaluation
@@ -108,12 +107,9 @@ class Trainer:
 
     def _run_until(self, stop: int) -> None:
         executor, step = self.executor, self.state.step
-        updates = 1 if SCHEDULES[executor.name].flushes else stop - step
-        place = executor.place._replace(num_updates=updates)
-        self.longest_run = max(self.longest_run, updates)
-        clips = self.config.clip_norm is not None
+        self.longest_run = max(self.longest_run, stop - step)
         self._began, self._waited = time.perf_counter(), executor.batches.seconds
-        executor.run(actions(executor.name, place, executor.update.tied.adds_up, clips), step)
+        executor.run_steps(step, stop - step)
 
     def _account(self, result: StepResult) -> None:
         """A step is done."""
