@@ -53,7 +53,7 @@ PARTS = (
     Part("pure", 0, 600, ("tests",), PURE),
     *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 8)),
     *(Part("comm", ranks, 240, ("tests/comm/test_ring.py",)) for ranks in (4, 5)),  # of the rest 3 and 8 tell as much
-    Part("train", 4, 600, ("tests/train", "tests/model")),
+    Part("train", 4, 600, ("tests/train", "tests/model", "tests/tools")),
     Part("train", 8, 600, WITH_EIGHT, ("-k", BY_EIGHT)),
     Part("failing", 0, 600, ("tests/failing",)),
     Part("cli", 0, 600, ("tests/cli", "tests/benchmarks")),
