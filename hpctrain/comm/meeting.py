@@ -31,7 +31,7 @@ class Meeting:
         if self._names:
             name = "backward of " + ", ".join(sorted(self._names))
             self._names.clear()
-            self._under_way = self._ring.all_reduce(np.zeros(1, np.uint8), name, control=True).start()
+            self._under_way = self._ring.one_shot(np.zeros(1, np.uint8), name).start()
 
     def wait(self) -> None:
         """Returns when all ranks have announced the same."""

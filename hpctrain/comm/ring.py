@@ -16,10 +16,12 @@ rounding of S into n chunks (every message counts, also an empty one, so that no
 from dataclasses import dataclass
 
 from hpctrain.comm.collective import Collective
+from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
 
 SEGMENT_BYTES = 1 << 20
+MOST_PEERS = 32  # ranks that all write to each other
 
 
 @dataclass
@@ -42,15 +44,21 @@ class Ring:
         self.comm = comm
         self.channel = SignatureChannel(comm) if self.size > 1 else None
         self.num_calls, self._closed = 0, False
-        self.active: list[Collective] = []  # started and not done
+        self.active: list[Collective | OneShot] = []  # started and not done
 
-    def all_reduce(self, array, name: str = "", *, control: bool = False) -> Collective:
+    def all_reduce(self, array, name: str = "") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
 
         Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. Raises
         ValueError for an array that cannot be summed in place, CollectiveMismatch where ranks call different things.
         """
-        return Collective(self, "all_reduce", array, name, reduce=True, gather=True, control=control)
+        return Collective(self, "all_reduce", array, name, reduce=True, gather=True)
+
+    def one_shot(self, array, name: str) -> OneShot | Collective:
+        """An all-reduce of a few numbers of our own, in one hop; along the ring where there are many ranks."""
+        if self.size <= MOST_PEERS:
+            return OneShot(self, array, name)
+        return Collective(self, "one_shot", array, name, reduce=True, gather=True, control=True)
 
     def reduce_scatter(self, array, name: str = "") -> Collective:
         """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined."""

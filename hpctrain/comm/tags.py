@@ -5,5 +5,6 @@ Far below the 32767 that every MPI grants.
 
 SIGNATURE = 1  # what each rank of a ring says about its next call
 RING = range(2, 2 + 16384)  # one a call, round and round: far more than calls under way
-CLOCK = RING.stop
+ONE_SHOT = range(RING.stop, RING.stop + 1024)  # one a call, as its signature has it
+CLOCK = ONE_SHOT.stop
 CHANNELS = range(CLOCK + 1, 32768)

@@ -25,7 +25,7 @@ class Agreement:
         replicas, ranks = mesh.grid.num_replicas, mesh.grid.num_ranks
         self._vector = np.zeros(2 + replicas + ranks + len(names))
         self._items, self._faults, self._uses = np.split(self._vector[2:], np.cumsum([replicas, ranks]))
-        self._exchange = mesh.everybody.ring.all_reduce(self._vector, "agree", control=True)
+        self._exchange = mesh.everybody.ring.one_shot(self._vector, "agree")
 
     def clear(self) -> None:
         self._vector[:] = 0

@@ -17,7 +17,7 @@ class Attendance:
 
     def __init__(self, group: Group):
         self._active = np.zeros(1, np.int64)
-        self._count = group.ring.all_reduce(self._active, "ranks with batches", control=True)
+        self._count = group.ring.one_shot(self._active, "ranks with batches")
 
     def count(self, active: bool) -> int:
         """Number of ranks that call this with `active`. Collective."""

@@ -33,7 +33,7 @@ class LocalUpdate(Update):
         self._each, self._num_microbatches = updates_after(name, place), place.num_microbatches
         self.stash = WeightStash(self.gradients.parameters, allocate, self.gradients.accumulate)
         self._sums = np.zeros(2 + len(self.gradients.parameters))  # loss, items, uses of each parameter
-        self._exchange = self.mesh.data.ring.all_reduce(self._sums, "loss and items", control=True)
+        self._exchange = self.mesh.data.ring.one_shot(self._sums, "loss and items")
         self.versions: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)  # of each update: used, and made before it
         self._agrees = not SCHEDULES[name].microbatch_updates
 

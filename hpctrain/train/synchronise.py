@@ -35,7 +35,7 @@ class GlobalGradients:
         self._num_active = group.size
         self._global: set[str] = set()  # parameters whose grad all ranks hold
         self._used = np.zeros(len(self.parameters), np.int32)
-        self._agreement = group.ring.all_reduce(self._used, "parameters used", control=True)
+        self._agreement = group.ring.one_shot(self._used, "parameters used")
 
     def check(self, name: str) -> None:
         """ValueError where the parameter was converted since."""

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+from hpctrain import cli
 from hpctrain.plan import formulas
 from hpctrain.plan.schedule import Place
 from hpctrain.report.trace import bubble_rate, read_trace
-from tests.cli.test_train import KINDS, MODULE, check_schema, train
+from tests.cli.test_train import KINDS, MODULE, check_schema, train, train_here
 from tests.harness.launch import run_mpi, run_python
 
 SIZE = ["--batch-size", "24", "--task-option", "layers=4", "--task-option", "width=16", "--task-option", "context=16"]
@@ -31,13 +32,13 @@ def late(tmp_path_factory):
     return folder, *train(4, folder, *SIZE, *flags)
 
 
-def test_a_hybrid_trains_what_one_process_trains(hybrid, tmp_path):
+def test_a_hybrid_trains_what_one_process_trains(hybrid, tmp_path, capsys):
     folder, summary, _ = hybrid
-    _, one = tmp_path / "one", train(0, tmp_path / "one", *DOUBLE, "--eval-batches", "2")[0]
+    one = train_here(tmp_path / "one", *DOUBLE, "--eval-batches", "2")
     assert summary["final_loss"] == pytest.approx(one["final_loss"], rel=1e-10)
     assert summary["eval"] == {name: pytest.approx(value, rel=1e-10) for name, value in one["eval"].items()}
-    result = run_python(*MODULE, "evaluate", folder, "--batches", "2", timeout=60)
-    assert result.returncode == 0 and f"loss {summary['eval']['loss']:.6g}" in result.stdout, result
+    assert cli.main(["evaluate", str(folder), "--batches", "2"], None) == 0
+    assert f"loss {summary['eval']['loss']:.6g}" in capsys.readouterr().out
 
 
 def test_the_summary_says_what_each_stage_had_and_did(hybrid):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.cli.test_train import train
+from tests.cli.test_train import train, train_here
 from tests.harness.launch import ROOT, run_mpi
 from tests.test_readme import blocks
 
@@ -46,8 +46,9 @@ def test_the_own_loop_agrees_on_one_rank_and_on_three(folder):
     ],
 )
 def test_the_own_task_agrees_on_one_rank_and_on_several(folder, task, ranks, flags):
-    how = ("--precision", "float64", "--task", task, *flags)
-    one, several = (train(n, folder / f"run-{n}", *how, cwd=folder)[0] for n in (1, ranks))
+    how = ("--precision", "float64", *flags)
+    several, _ = train(ranks, folder / "several", "--task", task, *how, cwd=folder)
+    one = train_here(folder / "one", "--task", folder / task, *how)
     assert several["final_loss"] == pytest.approx(one["final_loss"], rel=1e-10)
     assert several["eval"] == {name: pytest.approx(value, rel=1e-8) for name, value in one["eval"].items()}
     assert one["final_loss"] < 0.95 * one["first_loss"]

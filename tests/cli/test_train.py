@@ -3,9 +3,11 @@
 import json
 import os
 import sys
+from unittest.mock import patch
 
 import pytest
 
+from hpctrain import cli
 from tests.harness.launch import ROOT, run_mpi, run_python
 
 TINY = ["--steps", "6", "--batch-size", "13", "--task-option", "layers=1", "--task-option", "width=16"]
@@ -64,6 +66,13 @@ def train(n, folder, *flags, **how):
     result = run_mpi(n, [sys.executable, *argv], timeout=120, **how) if n else run_python(*argv, timeout=120, **how)
     assert result.returncode == 0, result
     return json.loads((folder / "summary.json").read_text()), result
+
+
+def train_here(folder, *flags):
+    """As `train` without a launcher, in this process: torch is loaded already. Returns the summary."""
+    with patch.dict(os.environ):
+        assert cli.main(["--run-dir", str(folder), *map(str, flags)], None) == 0
+    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")

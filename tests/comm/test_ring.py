@@ -182,13 +182,6 @@ def test_an_all_reduce_sends_twice_the_array_less_two_chunks(comm, make_ring):
     assert abs(ring.counters.bytes_sent - 2 * (comm.size - 1) / comm.size * nbytes) <= 2 * 8
 
 
-def test_control_calls_are_counted_apart(comm, make_ring):
-    ring = make_ring()
-    ring.all_reduce(np.ones(100), control=True).wait()
-    assert (ring.counters.bytes_sent, ring.counters.messages_sent) == (0, 0)
-    assert ring.counters.control_messages == (1 + 2 * (comm.size - 1) if comm.size > 1 else 0)
-
-
 @pytest.mark.parametrize("turn", range(3))
 def test_the_rules_of_buffers_hold_on_a_slow_network(comm, shared_seed, turn):
     assert checks.buffer_rules(comm, shared_seed + turn) == []
