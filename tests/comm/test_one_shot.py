@@ -1,4 +1,4 @@
-"""The sum of a few numbers in one hop: the same bits on all ranks, in rank order, and told apart from everything else."""
+"""The sum of a few numbers in one hop: the same bits on all ranks, in rank order; whatever else is called is told."""
 
 import numpy as np
 import pytest
