@@ -70,6 +70,8 @@ def piece_of(length: int, parts: int, number: int) -> range:
 def grid_of(num_ranks: int, num_stages: int, rank_order: str = "replica-fastest") -> Grid:
     """ValueError where the ranks do not divide by the stages; it says which numbers of stages would do."""
     if num_stages < 1 or num_ranks % num_stages:
+        if num_ranks == 1:
+            raise ValueError(f"there is one rank; start it on more, as with mpirun -n {max(2, num_stages)}")
         fitting = ", ".join(str(stages) for stages in range(1, num_ranks + 1) if num_ranks % stages == 0)
         raise ValueError(f"{num_ranks} ranks do not divide by it; {fitting} would do")
     return Grid(num_stages, num_ranks // num_stages, rank_order)

@@ -30,7 +30,7 @@ def split_by_counts(text: str, num_layers: int, num_stages: int) -> list[range]:
     """The ranges of `--stage-split 3,2,2,4`. ValueError, one line, where the numbers do not fit."""
     words = text.split(",")
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"--stage-split {text}: expected layers a stage, such as 3,2,2,4")
+        raise ValueError(f"--stage-split {text}: expected the layers of each stage, one at least, such as 3,2,2,4")
     counts = [int(word) for word in words]
     if len(counts) != num_stages or sum(counts) != num_layers:
         found = f"{len(counts)} stages with {sum(counts)} layers"
@@ -40,13 +40,14 @@ def split_by_counts(text: str, num_layers: int, num_stages: int) -> list[range]:
 
 
 def check_stages(num_layers: int, num_stages: int, num_chunks: int = 1, num_ranks: int | None = None) -> None:
-    """ValueError where a stage would have no layer; it names the most stages that work, on `num_ranks` if given."""
+    """ValueError where a stage would have no layer; it names those that work, on `num_ranks` if given."""
     if num_stages * num_chunks > num_layers:
-        most = max(1, num_layers // num_chunks)
-        while num_ranks is not None and num_ranks % most:
-            most -= 1
+        most = num_layers // num_chunks
+        fitting = [str(stages) for stages in range(1, most + 1) if num_ranks is not None and num_ranks % stages == 0]
         each = f" with --chunks {num_chunks}" if num_chunks > 1 else ""
-        raise ValueError(f"--stages {num_stages}{each}: the model has {num_layers} layers; at most --stages {most}")
+        has = f"the model has {num_layers} layer{'s' * (num_layers != 1)}, enough for {most} stage{'s' * (most != 1)}"
+        would_do = f"; on {num_ranks} ranks --stages {', '.join(fitting)} would do" if fitting else ""
+        raise ValueError(f"--stages {num_stages}{each}: {has}{would_do}")
 
 
 def _walk_back(cuts: list[list[int]], num_layers: int, num_stages: int) -> list[range]:

@@ -50,7 +50,7 @@ def check(name: str, place: Place) -> None:
         fits = f"{pieces - pieces % stages} or {pieces + -pieces % stages}" if pieces > stages else f"{stages}"
         raise ValueError(f"--num-microbatches {pieces}: --schedule {name} takes multiples of --stages, such as {fits}")
     if name == "2bw" and pieces < stages:
-        raise ValueError(f"--num-microbatches {pieces}: --schedule 2bw takes --stages {stages} or more")
+        raise ValueError(f"--num-microbatches {pieces}: --schedule 2bw takes {stages} or more, one a stage")
     assert schedule.flushes <= (place.num_updates == 1), (name, place)
 
 

@@ -1,5 +1,6 @@
 """One run from its configuration to its summary: builds the parts, lets the Trainer train, leaves the folder behind."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +39,18 @@ def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
         executor = build_executor(config, task, mesh)
         same_rows(executor.batches, mesh)
         note_mixing(executor, mesh)
-        clock = Clock(mesh.world)
-        tracer = Tracer(executor) if config.trace else None
         evaluation = build_evaluation(config, task, mesh)
         trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None, evaluation)
+        trainer.check()
+    except AgreedError as error:
+        if recorder:
+            recorder.close()
+            print(f"hpctrain: {error}", file=sys.stderr)
+            shutil.rmtree(folder, ignore_errors=True)  # which holds nothing yet, and is in the way of another try
+        return 2
+    try:
+        clock = Clock(mesh.world)
+        tracer = Tracer(executor) if config.trace else None
         trainer.train()
         executor.batches.close()
         model, weights_sha256 = final_weights(config, task, executor, mesh)

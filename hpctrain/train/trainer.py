@@ -62,7 +62,6 @@ class Trainer:
     def train(self) -> None:
         """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to. Collective."""
         state = self.state
-        self._check_metric()
         while state.step < self.config.steps and not state.stopped_early:
             self._run_until(self._next_stop())
             if self._is_evaluated(state.step):
@@ -139,7 +138,7 @@ class Trainer:
         )
         self._began, self._waited = now, waited
 
-    def _check_metric(self) -> None:
+    def check(self) -> None:
         """AgreedError where --early-stop watches a metric that the task does not have: now, not after hours."""
         if self.config.early_stop is not None:
             metric, names = early_stop_rule(self.config.early_stop)[0], self._metric_names()

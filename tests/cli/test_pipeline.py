@@ -91,6 +91,15 @@ def test_without_a_flush_versions_and_peaks_are_those_of_the_paper(late):
     assert summary["final_loss"] < summary["first_loss"]
 
 
+def test_a_layout_that_is_refused_leaves_no_folder_in_the_way_of_another_try(tmp_path):
+    flags = ["--stages", "2", "--stage-split", "1,1", "--run-dir", tmp_path / "run"]
+    result = run_mpi(2, [sys.executable, *MODULE, *flags], timeout=60)
+    told = [line for line in result.stderr.splitlines() if "hpctrain" in line]
+    assert result.returncode == 2, result
+    assert told == ["[rank 0] hpctrain: --stage-split 1,1: 2 stages with 2 layers; there are 2 stages and 8 layers"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_ranks_that_do_not_divide_are_one_line(tmp_path):
     result = run_mpi(3, [sys.executable, *MODULE, "--stages", "2", "--run-dir", tmp_path / "run"], timeout=60)
     assert result.returncode == 2, result

@@ -34,10 +34,10 @@ def test_a_heavy_layer_is_alone():
     assert partition([1, 1, 8, 1, 1], 3) == [range(2), range(2, 3), range(3, 5)]
 
 
-def test_more_stages_than_layers_are_refused_with_the_largest_that_works():
+def test_more_stages_than_layers_are_refused_with_the_most_that_work():
     with pytest.raises(ValueError) as caught:
         partition([1, 1, 1], 4)
-    assert str(caught.value) == "--stages 4: the model has 3 layers; at most --stages 3"
+    assert str(caught.value) == "--stages 4: the model has 3 layers, enough for 3 stages"
 
 
 def test_an_explicit_list_is_taken_as_it_is():
@@ -47,8 +47,8 @@ def test_an_explicit_list_is_taken_as_it_is():
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("1,x", "--stage-split 1,x: expected layers a stage, such as 3,2,2,4"),
-        ("0,4", "--stage-split 0,4: expected layers a stage, such as 3,2,2,4"),
+        ("1,x", "--stage-split 1,x: expected the layers of each stage, one at least, such as 3,2,2,4"),
+        ("0,4", "--stage-split 0,4: expected the layers of each stage, one at least, such as 3,2,2,4"),
         ("2,2", "--stage-split 2,2: 2 stages with 4 layers; there are 3 stages and 4 layers"),
         ("1,1,1", "--stage-split 1,1,1: 3 stages with 3 layers; there are 3 stages and 4 layers"),
     ],

@@ -163,7 +163,7 @@ def test_a_list_that_waits_for_what_never_comes_is_told():
             Place(0, 4, 6, num_chunks=2),
             "--num-microbatches 6: --schedule 1f1b-interleaved takes multiples of --stages, such as 4 or 8",
         ),
-        ("2bw", Place(0, 4, 3), "--num-microbatches 3: --schedule 2bw takes --stages 4 or more"),
+        ("2bw", Place(0, 4, 3), "--num-microbatches 3: --schedule 2bw takes 4 or more, one a stage"),
     ],
 )
 def test_numbers_that_a_schedule_cannot_have_are_refused(name, place, line):

@@ -102,7 +102,7 @@ def test_slow_stages_and_links_are_said_with_what_the_formula_knows_of_them(told
 def test_a_schedule_that_does_not_fit_is_left_out_with_the_reason(told):
     lines = told("--num-microbatches", "3")
     assert list(rows(lines)) == ["naive", "f-then-b", "1f1b", "zb-h1", "1f1b-async"]
-    assert "without 2bw: --num-microbatches 3: --schedule 2bw takes --stages 4 or more" in lines
+    assert "without 2bw: --num-microbatches 3: --schedule 2bw takes 4 or more, one a stage" in lines
     assert (
         "without 1f1b-interleaved: --num-microbatches 3: --schedule 1f1b-interleaved takes multiples of --stages,"
         " such as 4"
@@ -173,7 +173,7 @@ def test_one_stage_never_waits(told):
     [
         ("--schedule 1f1b-interleaved --chunks 1", "--schedule 1f1b-interleaved: needs --chunks 2 or more, with 1 it"),
         ("--schedule 1f1b --chunks 2", "--chunks 2: --schedule 1f1b has one chunk of layers a stage"),
-        ("--schedule 2bw --num-microbatches 2", "--num-microbatches 2: --schedule 2bw takes --stages 4 or more"),
+        ("--schedule 2bw --num-microbatches 2", "--num-microbatches 2: --schedule 2bw takes 4 or more, one a stage"),
         ("--schedule naive --warmup 2", "--warmup 2: belongs to --schedule 1f1b or zb-h1, not to naive"),
         ("--schedule 1f1b --updates 2", "--updates 2: belongs to --schedule 1f1b-async or 2bw, not to 1f1b"),
         ("--schedule gpipe", "--schedule: invalid choice: 'gpipe' (choose from "),
@@ -210,6 +210,15 @@ def test_a_plan_needs_neither_torch_nor_mpi():
     program += "print(code, *({'torch', 'mpi4py'} & sys.modules.keys()))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert ended.stdout.splitlines()[-1] == "0", ended.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    program = "from hpctrain.tools.alone import on_rank_0; exit(on_rank_0(None, lambda: print('x' * 10**6)))"
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **streams) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 @pytest.mark.mpi(min_size=2)

@@ -217,7 +217,7 @@ def test_1f1b_keeps_the_activations_of_as_many_micro_batches_as_there_are_stages
 
 REFUSED = [
     (AsModule(), {}, "--stages 2: the task has a module(); only a list of layers() can be cut"),
-    (Masked(), {"stages": 4}, "--stages 4: the model has 3 layers; at most --stages 2"),
+    (Masked(), {"stages": 4}, "--stages 4: the model has 3 layers, enough for 3 stages; on 4 ranks"),
     (
         borders.TiedTwice(),
         {"schedule": "1f1b-async"},

@@ -20,6 +20,7 @@ def lines_of(task, comm=None, **settings):
     with Mesh(comm) as mesh:
         executor = build_executor(config, task, mesh)
         trainer = Trainer(config, executor, mesh, lines.append, build_evaluation(config, task, mesh))
+        trainer.check()
         trainer.train()
     return lines, trainer
 

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_told(comm):
             Pipeline(layers(), summed, mesh, adam, num_microbatches=0)
         with pytest.raises(ValueError, match="--schedule: expected one of naive, f-then-b"):
             Pipeline(layers(), summed, mesh, adam, schedule="2f2b")
-        with pytest.raises(RuntimeError, match="--stages 2: the model has 1 layers; at most --stages 1"):
+        with pytest.raises(RuntimeError, match="--stages 2: the model has 1 layer, enough for 1 stage"):
             Pipeline([nn.Linear(4, 1)], summed, mesh, adam)
         pipeline = Pipeline(layers(), summed, mesh, adam)
         inputs, targets = batch(0)

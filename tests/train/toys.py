@@ -203,6 +203,7 @@ def run(task, comm=None, log=None, **settings):
         executor.watchers.append(lambda action, *times: log.append(action))
     evaluation = build_evaluation(config, task, mesh) if config.eval_every else None
     trainer = Trainer(config, executor, mesh, lines.append, evaluation)
+    trainer.check()
     trainer.train()
     weights = all_weights(executor, mesh)
     mesh.close()
