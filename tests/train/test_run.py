@@ -43,7 +43,7 @@ def test_ranks_that_read_other_data_do_not_train(comm, monkeypatch, shared_tmp_p
     monkeypatch.setattr(run, "build_task", lambda *_: Local())
     monkeypatch.setattr(socket, "gethostname", lambda: f"node{comm.rank}")
     with Mesh(comm) as mesh:
-        assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 1
+        assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 2
     expected = "hpctrain: rank 1 reads different data: 'sha256 here' on rank 0, 'sha256 there' on rank 1\n"
     assert capsys.readouterr().err == (expected if comm.rank == 0 else "")
 
@@ -74,7 +74,7 @@ def test_data_sets_that_are_empty_or_of_different_lengths_are_told(comm, rows, m
     monkeypatch.setattr(run, "build_task", lambda *_: Short())
     with Mesh(comm) as mesh:
         code = run.run_training(Config(**SETTINGS), shared_tmp_path, mesh)
-    assert code == (1 if comm.size > 1 or not rows else 0)
+    assert code == (2 if comm.size > 1 or not rows else 0)
     told = capsys.readouterr().err
     if comm.rank == 0 and code:
         there = "rank 1 reads different data: '9 training and 9 held-out rows' on rank 0, '10 training"
@@ -92,7 +92,7 @@ def test_replicas_that_drifted_apart_are_found_at_the_end(comm, task, monkeypatc
 
     monkeypatch.setattr(run.Trainer, "train", drift)
     with Mesh(comm) as mesh:
-        assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 1
+        assert run.run_training(Config(**SETTINGS), shared_tmp_path, mesh) == 2
     told = capsys.readouterr().err
     assert ("replica 1 holds different weights at the end: 'layers.2.bias" in told) == (comm.rank == 0)
     assert not (shared_tmp_path / "summary.json").exists() and not (shared_tmp_path / "model.safetensors").exists()
