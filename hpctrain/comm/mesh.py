@@ -94,8 +94,7 @@ class Mesh:
 
     def part_of_pipe(self, takes_part: bool) -> Group | None:
         """Those stages of this replica that take part, closed with the mesh; None on others. Collective."""
-        self.world.barrier()
-        comm = self.world.comm.Split(self.replica if takes_part else self.grid.num_replicas, self.stage)
+        comm = split(self.world, self.replica if takes_part else self.grid.num_replicas, self.stage)
         group = Group(comm, self.progress)
         if not takes_part:
             group.close()
@@ -108,8 +107,7 @@ class Mesh:
             return None
         if self.grid.num_stages == 1:
             return duplicate(self.world.comm)
-        self.world.barrier()
-        return self.world.comm.Split(color, key)
+        return split(self.world, color, key)
 
     def close(self) -> None:
         """Frees the communicators. Collective; where the replicas disagreed each rank closes alone."""
@@ -155,3 +153,9 @@ def duplicate(comm):
     copy, request = comm.Idup()
     wait_until(request.Test)
     return copy
+
+
+def split(group: Group, color: int, key: int):
+    """A communicator of the ranks of `group` that give the same color, in order of their keys. Collective."""
+    group.barrier()  # waits politely, which Split does not
+    return group.comm.Split(color, key)

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_value, flag, flag_name
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
@@ -54,6 +55,44 @@ class Config:
         metavar="HOW",
     )
     recompute: bool = flag(False, "keep the inputs of a stage only, and compute its forward again in the backward")
+    servers: int = flag(
+        0, "ranks, the last ones, that hold parameters for the others to pull and push", minimum=0, metavar="K"
+    )
+    staleness: float = flag(
+        0,
+        "rounds that a worker may be ahead of the slowest, a whole number or inf; with 0 each round is one update",
+        minimum=0,
+        infinite=True,
+        metavar="S",
+    )
+    update: str = flag(
+        "server",
+        "who steps: the server, and pulls bring weights; or each worker, and pulls bring the gradient",
+        choices=("server", "worker"),
+    )
+    aggregate: str = flag(
+        "mean",
+        "of what the workers push: mean, sum; with --staleness 0 also median, trimmed-mean, FILE.py:function",
+        metavar="HOW",
+    )
+    delay: int = flag(0, "further rounds that a worker computes with the weights of one pull", minimum=0, metavar="D")
+    delay_window: int = flag(0, "rounds before its use that a pull is asked for", minimum=0, metavar="D")
+    dense_via: str = flag(
+        "ps",
+        "how all but the tables travels when there are servers: through them, or along the workers' ring",
+        choices=("ps", "ring"),
+    )
+    table_optimizer: str | None = flag(
+        None, "of the rows of tables, instead of --optimizer", choices=(*OPTIMIZERS, "rowwise-adagrad")
+    )
+    max_table_rows: int | None = flag(
+        None, "rows of each table that a rank may come to hold; one more is an error", minimum=1, metavar="N"
+    )
+    adapt_lr: bool = flag(False, "divide the learning rate of an update by the updates that overtook it")
+    straggler: str | None = flag(
+        None, "RANK:FACTOR or RANK:FACTOR:PROBABILITY: slow a rank, or any, for experiments", metavar="RANK:FACTOR"
+    )
+    record_log: bool = flag(False, "write what each server served and applied, in order, as server-0.jsonl")
     steps: int = flag(400, "updates in all", minimum=1, metavar="N")
     epochs: int | None = flag(None, "times that every row is trained on, instead of --steps", minimum=1, metavar="N")
     optimizer: str = flag("adamw", "how weights are updated", choices=OPTIMIZERS)
@@ -112,6 +151,7 @@ class Config:
             if self.eval_every is None:
                 raise UsageError(f"--early-stop {self.early_stop}: needs --eval-every N, the steps between evaluations")
         self._check_schedule()
+        check_servers(self)
 
     def _check_schedule(self) -> None:
         schedule = SCHEDULES[self.schedule]

@@ -20,7 +20,9 @@ class UsageError(ValueError):
 
 
 def flag(default: Any, help: str, **rules) -> Any:
-    """A field that is a flag: `minimum`, `above` (exclusive), `below` (exclusive), `choices`, `alias`, `metavar`."""
+    """A field that is a flag: `minimum`, `above` (exclusive), `below` (exclusive), `infinite` (whether it may be),
+    `choices`, `alias`, `metavar`.
+    """
     kind = {"default_factory": dict} if default is dict else {"default": default}
     return field(**kind, metadata={"help": help, **rules})
 
@@ -40,7 +42,8 @@ def check_value(name: str, value: Any, kind: Any, rules) -> None:
     if "choices" in rules and value not in rules["choices"]:
         raise UsageError(f"{name}: expected one of {', '.join(rules['choices'])}; got {value!r}")
     low, above, below = rules.get("minimum", -math.inf), rules.get("above", -math.inf), rules.get("below", math.inf)
-    if isinstance(value, (int, float)) and not (value >= low and above < value < below and math.isfinite(value)):
+    finite = value == math.inf and rules.get("infinite") or not isinstance(value, float) or math.isfinite(value)
+    if isinstance(value, (int, float)) and not (value >= low and above < value < below and finite):
         raise UsageError(f"{name}: expected {describe(kinds[0], rules)}, got {value!r}")
 
 

@@ -66,6 +66,22 @@ class FlatGradients:
                 self.views[name] = self._arena[self._places[name]].view(dtype).view(parameter.shape)
                 offset += _padded(parameter)
 
+    @property
+    def flat(self) -> torch.Tensor:
+        """The whole arena in one dimension, padding included. ValueError where gradients have several dtypes."""
+        dtypes = sorted({str(bucket.flat.dtype) for bucket in self.buckets})
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"parameters of {' and '.join(dtypes)} do not lie in one arena; give all of them one dtype"
+            )
+        return self._arena.view(self.buckets[0].flat.dtype) if self.buckets else torch.empty(0)
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """Where each gradient lies in `flat`."""
+        itemsize = self.flat.itemsize
+        return {name: slice(each.start // itemsize, each.stop // itemsize) for name, each in self._places.items()}
+
     def zero(self) -> None:
         """Begins a step: all gradients zero and attached, no parameter touched."""
         self._arena.zero_()
@@ -150,9 +166,11 @@ class FlatGradients:
         """The sum of the squares of these gradients, in double precision."""
         return sum(float(torch.linalg.vector_norm(self.views[name], dtype=torch.float64)) ** 2 for name in names)
 
-    def shorten(self, longest: float, norm: float) -> None:
-        """As `clip`, where `norm` is that of more gradients than these."""
-        self.scale(min(1.0, longest / (norm + 1e-6)))
+    def shorten(self, longest: float, norm: float) -> float:
+        """As `clip`, where `norm` is that of more gradients than these; returns what they were multiplied by."""
+        factor = min(1.0, longest / (norm + 1e-6))
+        self.scale(factor)
+        return factor
 
     def not_finite(self, bucket: Bucket) -> str | None:
         """Name of the first parameter of the bucket whose gradient holds NaN or infinity, or None."""

@@ -7,21 +7,37 @@ is: what is not in its list it does not do.
 
 from collections.abc import Iterator
 
-from hpctrain.plan.schedule import SCHEDULES, Action, Op, Place
+from hpctrain.plan.schedule import SCHEDULES, Action, Op, Place, Schedule
+
+NOTHING, TABLES, ALL = "nothing", "tables", "all"  # what of a model servers hold
 
 
-def program(name: str, place: Place, tied: bool = False, clips: bool = False) -> list[Action]:
+def program(name: str, place: Place, tied: bool = False, clips: bool = False, served: str = NOTHING) -> list[Action]:
     """All actions of a stage until the pipeline is empty again. ValueError where the schedule does not fit `place`.
 
-    `tied`: the stage shares weights with others; `clips`: an update needs the norm over all stages.
+    `tied`: the stage shares weights with others; `clips`: an update needs the norm over all stages; `served`: whether
+    servers hold its tables, or all of it, instead of the replicas.
     """
-    return list(actions(name, place, tied, clips))
+    return list(actions(name, place, tied, clips, served))
 
 
-def actions(name: str, place: Place, tied: bool = False, clips: bool = False) -> Iterator[Action]:
+def actions(
+    name: str, place: Place, tied: bool = False, clips: bool = False, served: str = NOTHING
+) -> Iterator[Action]:
     """The actions of `program`, one after another: without a flush there may be millions."""
     check(name, place)
-    return _with_updates(name, place, tied, clips)
+    if served == NOTHING:
+        return _with_updates(name, place, tied, clips)
+    return _with_servers(SCHEDULES[name], place, served)
+
+
+def _with_servers(schedule: Schedule, place: Place, served: str) -> Iterator[Action]:
+    """A worker's: what it computes with is pulled before, what it computed is pushed after."""
+    yield Action(Op.PULL)
+    yield from schedule.generate(place)
+    yield Action(Op.PUSH)
+    if served == TABLES:
+        yield from (Action(op) for op in (Op.REDUCE, Op.AGREE, Op.STEP))
 
 
 def forwards(place: Place, num_batches: int) -> Iterator[Action]:

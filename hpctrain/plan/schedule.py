@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 
 class Op(Enum):
+    PULL = "PULL"
     RECV_F = "RECV_F"
     F = "F"
     SEND_F = "SEND_F"
@@ -23,6 +24,7 @@ class Op(Enum):
     REDUCE = "REDUCE"
     AGREE = "AGREE"
     STEP = "STEP"
+    PUSH = "PUSH"
 
 
 COMPUTES = (Op.F, Op.B, Op.W)
@@ -31,8 +33,8 @@ COMPUTES = (Op.F, Op.B, Op.W)
 class Action(NamedTuple):
     """One thing to do. `chunk` counts the stage's own groups of layers.
 
-    What happens once an update (REDUCE, TIE, AGREE, STEP) has None as `microbatch`; without a flush, where updates
-    follow each other, the number of the update.
+    What happens once an update (REDUCE, TIE, AGREE, STEP, PULL, PUSH) has None as `microbatch`; without a flush, where
+    updates follow each other, the number of the update.
     """
 
     op: Op

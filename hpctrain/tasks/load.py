@@ -16,7 +16,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hpctrain.tasks.protocol import check_task
 
-BUILT_IN = {"text": "hpctrain.tasks.text:Text", "images": "hpctrain.tasks.images:Images"}
+BUILT_IN = {
+    "text": "hpctrain.tasks.text:Text",
+    "images": "hpctrain.tasks.images:Images",
+    "ratings": "hpctrain.tasks.ratings:Ratings",
+}
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 NONE = "none"  # the text that stands for None where a field may be None

@@ -27,6 +27,8 @@ class Task(Protocol):
 
     Instead of `layers()` a task may have `module()` -> one torch.nn.Module, which no pipeline can cut. It may also have
     `metric(outputs, targets)` -> {name: (sum over items, number of items)}; without it the loss is the metric;
+    `figures(means)` -> {name: value} shown in place of the means of the metrics over all rows, a root of one, say;
+    `tables()` -> {name of an nn.Embedding's weight: hpctrain.Table}, whose rows live in tables of their own;
     `ties()` -> pairs of parameter names, `layers.0.weight`, that are one parameter;
     `prepare()`: heavy work on the data, done by one rank of each node before any other touches them;
     `baseline()` -> {metric name: value}, a yardstick that a trained model should beat;
@@ -67,6 +69,11 @@ def check_task(task: Any) -> None:
 def metric_of(task: Any) -> Callable[[Any, Any], dict[str, tuple[float, int]]]:
     """The task's own metric, or its loss as one."""
     return task.metric if hasattr(task, "metric") else lambda *batch: {"loss": task.loss(*batch)}
+
+
+def figures_of(task: Any) -> Callable[[dict], dict]:
+    """The task's own figures, or the means as they are."""
+    return task.figures if hasattr(task, "figures") else dict
 
 
 def check_option(option: str, value: float, holds: bool, wanted: str) -> None:

@@ -76,7 +76,7 @@ def _evaluate(config: Config, folder: Path, split: str, mesh: Mesh) -> str | Non
     if not parts:
         return f"--split {split}: the task has no such rows"
     rows = ConcatDataset(parts)
-    evaluation = build_evaluation(config, task, mesh, rows)
+    evaluation = build_evaluation(config, task, mesh, rows, rows.cumulative_sizes[:-1])
     metrics = evaluation.run(stage)
     if mesh.rank == 0:
         data = config.data or "the task's own data"

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.precision import Precision
@@ -16,7 +18,7 @@ from hpctrain.model.stage import Stage, build_stage
 from hpctrain.model.ties import tie_sets
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.tasks.load import open_dataset
-from hpctrain.tasks.protocol import metric_of
+from hpctrain.tasks.protocol import figures_of, metric_of
 from hpctrain.train.assignment import Assignment, assign_layers
 from hpctrain.train.batches import Batches, GlobalSampler
 from hpctrain.train.checked import checked_factories, checked_layer
@@ -26,12 +28,13 @@ from hpctrain.train.executor import Executor
 from hpctrain.train.layout import place_of, settled
 from hpctrain.train.links import Links
 from hpctrain.train.loader import Reader, Request, read
-from hpctrain.train.local_update import LocalUpdate
+from hpctrain.train.lookups import KeptBatches
 from hpctrain.train.optimizer import build_optimizer
 from hpctrain.train.passes import Passes
 from hpctrain.train.start import start_equal
+from hpctrain.train.tables import Tables, check_found, check_tables, tables_of, with_lookups
 from hpctrain.train.tied import TiedWeights
-from hpctrain.train.update import Update
+from hpctrain.train.which_update import build_update
 
 EXAMPLE_ROWS = 2  # that rank 0 sends through the model to count what its layers cost
 
@@ -59,14 +62,21 @@ def ties_of(task) -> list[tuple[str, str]]:
 
 
 def build_executor(
-    config: Config, task, mesh: Mesh, batches=None, optimizer: Callable | None = None, example: Any = None
+    config: Config,
+    task,
+    mesh: Mesh,
+    batches=None,
+    optimizer: Callable | None = None,
+    example: Any = None,
+    roles: Roles | None = None,
 ) -> Executor:
     """This rank's layers, their gradients and optimizer, equal on all replicas. Collective.
 
     `batches` take the place of the task's data, `optimizer(parameters)` that of the configuration's, `example` (a few
-    rows of inputs) that of the first rows of the task. AgreedError where the model and the layout do not fit.
+    rows of inputs) that of the first rows of the task. `roles`: where there are servers, whose workers are the ranks of
+    `mesh`. AgreedError where the model and the layout do not fit.
     """
-    config = settled(config, mesh.size)
+    config = settled(config, mesh.size + (roles.num_servers if roles else 0))
     with agreed(mesh.everybody):
         factories, is_module = layers_of(task)
         if is_module and config.stages > 1:
@@ -75,24 +85,21 @@ def build_executor(
         batches = build_batches(config, task, mesh)
         example = partial(_first_inputs, config, task)
     assignment = assign_layers(config, factories, mesh, example)
+    with agreed(mesh.everybody):
+        described = tables_of(task)
+        check_tables(config, described)
+    factories, modules = with_lookups(factories, described, is_module) if described else (factories, {})
     stage, names, tied = build_part(config, task, factories, assignment, mesh)
+    check_found(described, modules)
+    names += list(modules)
+    batches = KeptBatches(batches) if described else batches
     gradients = FlatGradients(stage.named_parameters(), allocate, config.bucket_bytes)
     if not names:
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
-    make = optimizer or partial(
-        build_optimizer, config.optimizer, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+    make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches))
     trained = list(gradients.parameters.values())
-    update = _build_update(config, mesh)(
-        stage,
-        gradients,
-        make(trained) if trained else None,
-        mesh,
-        names,
-        tied,
-        on_nan=config.on_nan,
-        clip_norm=config.clip_norm,
-    )
+    optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
+    update = make(stage, gradients, optimizer, mesh, names, tied, on_nan=config.on_nan, clip_norm=config.clip_norm)
     split = None
     if SCHEDULES[config.schedule].splits_backward:
         split = SplitBackward(stage.layers, stage.named_parameters())
@@ -101,11 +108,8 @@ def build_executor(
     return Executor(passes, update, config.schedule, place_of(config, mesh.stage))
 
 
-def _build_update(config: Config, mesh: Mesh) -> Callable[..., Update]:
-    if SCHEDULES[config.schedule].flushes:
-        return Update
-    place = place_of(config, mesh.stage)
-    return partial(LocalUpdate, name=config.schedule, place=place, vertical_sync=config.vertical_sync)
+def _optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return build_optimizer(config.optimizer, parameters, config.lr, config.momentum, config.weight_decay)
 
 
 def build_part(
@@ -185,7 +189,7 @@ def build_batches(config: Config, task, mesh: Mesh) -> Batches:
     )
 
 
-def build_evaluation(config: Config, task, mesh: Mesh, dataset=None) -> Evaluation:
+def build_evaluation(config: Config, task, mesh: Mesh, dataset=None, borders: Sequence[int] = ()) -> Evaluation:
     """Over the held-out rows of `task`, none at all where it holds out none; or over the rows of `dataset`."""
     if dataset is None:
         dataset = task.dataset("eval")
@@ -200,6 +204,8 @@ def build_evaluation(config: Config, task, mesh: Mesh, dataset=None) -> Evaluati
         config.global_batch_size,
         config.eval_batches,
         config.loader_workers,
+        figures_of(task),
+        borders,
     )
 
 

@@ -56,6 +56,15 @@ def checked_baseline(result: Any) -> dict[str, float]:
     return {str(name): float(value) for name, value in result.items()}
 
 
+def checked_figures(result: Any) -> dict[str, float]:
+    """What figures() made of the means: numbers by name."""
+    if not isinstance(result, Mapping):
+        raise RankFailed(f"--task: figures() gave {described(result)}; it should give {{name: number}}")
+    return {
+        str(name): as_number(value, f"figures() gave {described(value)} as {name}") for name, value in result.items()
+    }
+
+
 def checked_count(value: Any, fault: str) -> float:
     """A number of items, from 0 up; a fraction where the task weighs its items."""
     count = as_number(value, fault)

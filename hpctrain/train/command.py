@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.roles import Roles
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.report.streams import PrefixedStream
@@ -36,25 +37,46 @@ def run(argv: list[str], comm) -> int:
         mesh.close()
         return 2
     config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
-    if config.stages > 1:
-        mesh.close()
-        mesh = Mesh(comm, grid_of(config, mesh.size))
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
-        layout = f"# stages x replicas: {mesh.grid.num_stages} x {mesh.grid.num_replicas}\n"
-        (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
-        ranks = f"{counted(mesh.world.size, 'rank')} with {counted(config.threads, 'thread')}"
-        print(
-            f"{short_name(config.task)}: {ranks}{' each' if mesh.world.size > 1 else ''}; files go to {folder}",
-            flush=True,
-        )
+        announce(config, folder, mesh.world.size)
+    if config.servers:
+        mesh.close()
+        return with_servers(config, folder, comm)
+    if config.stages > 1:
+        mesh.close()
+        mesh = Mesh(comm, grid_of(config, mesh.size))
     # torch comes in here, after MPI and after every mistake that needs neither
     from hpctrain.train.run import run_training
 
     code = run_training(config, folder, mesh)
     mesh.close()
     return code
+
+
+def with_servers(config: Config, folder: Path, comm) -> int:
+    """Trains on all ranks but the last, which serve. Collective."""
+    with Roles(comm, config.servers) as roles:
+        if roles.is_server:
+            from hpctrain.train.serve import serve
+
+            return serve(config, folder, roles)
+        from hpctrain.train.run import run_training
+
+        with Mesh(roles.peers) as mesh:
+            return run_training(config, folder, mesh, roles)
+
+
+def announce(config: Config, folder: Path, num_ranks: int) -> None:
+    """On rank 0: what really runs, into the folder and in a line on the screen."""
+    grid = grid_of(config, num_ranks)
+    servers = f", servers {config.servers}" if config.servers else ""
+    layout = f"# stages x replicas: {grid.num_stages} x {grid.num_replicas}{servers}\n"
+    (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
+    ranks = f"{counted(num_ranks, 'rank')} with {counted(config.threads, 'thread')}{' each' if num_ranks > 1 else ''}"
+    serving = f", {config.servers} of them {'serve' if config.servers > 1 else 'serves'}" if config.servers else ""
+    print(f"{short_name(config.task)}: {ranks}{serving}; files go to {folder}", flush=True)
 
 
 def prepare(argv: list[str], num_ranks: int) -> dict:

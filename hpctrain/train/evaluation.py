@@ -1,6 +1,8 @@
 """Metrics over held-out rows: every row counts once, whatever the layout."""
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from hpctrain.comm.mesh import Mesh
@@ -9,7 +11,7 @@ from hpctrain.model.stage import Stage
 from hpctrain.plan.grid import split_evenly
 from hpctrain.plan.program import forwards
 from hpctrain.plan.schedule import Action, Op, Place
-from hpctrain.train.checked import checked_metric
+from hpctrain.train.checked import checked_figures, checked_metric
 from hpctrain.train.links import Links
 from hpctrain.train.loader import Reader, Request, read
 from hpctrain.train.passes import copied_if_lent
@@ -18,7 +20,9 @@ from hpctrain.train.passes import copied_if_lent
 class Evaluation:
     """`metric(outputs, targets)` gives {name: (sum, count)}; `num_rows` is the length of the reader's data set.
 
-    With `num_batches` only so many times `global_batch_size` rows count, evenly spread and always the same.
+    With `num_batches` only so many times `global_batch_size` rows count, evenly spread and always the same. Rows on two
+    sides of one of `borders` are in different batches, since they may have different shapes. `figures` makes of the
+    means by name what is shown.
     """
 
     def __init__(
@@ -30,8 +34,11 @@ class Evaluation:
         global_batch_size: int,
         num_batches: int | None = None,
         num_workers: int = 0,
+        figures: Callable[[dict], dict] = dict,
+        borders: Sequence[int] = (),
     ):
         self._reader, self._metric, self._mesh, self._num_workers = reader, metric, mesh, num_workers
+        self._figures, self._borders = figures, borders
         self._batch_size = max(1, global_batch_size // mesh.data.size)
         self.num_rows = min(num_rows, num_batches * global_batch_size if num_batches else num_rows)
         mine = split_evenly(self.num_rows, mesh.data.size)[mesh.replica]
@@ -40,20 +47,24 @@ class Evaluation:
     def run(self, stage: Stage, links: Links | None = None) -> dict[str, float]:
         """Means by name, on every rank; `links` lead to the other stages, where there are any. Collective."""
         total = self._total(self._sums(stage, links, self.rows))
-        return {name: value / count for name, (value, count) in total.items() if count}
+        return checked_figures(self._figures({name: value / count for name, (value, count) in total.items() if count}))
 
     def names(self, stage: Stage, links: Links | None = None) -> list[str]:
         """Names of the metrics, from one row of each replica. Collective."""
-        return list(self._total(self._sums(stage, links, self.rows[:1])))
+        return list(self._figures(dict.fromkeys(self._total(self._sums(stage, links, self.rows[:1])), 1.0)))
 
     def _sums(self, stage: Stage, links: Links | None, rows: list[int]) -> dict[str, list[float]]:
-        starts = range(0, len(rows), self._batch_size)
-        requests = [Request(tuple(rows[start : start + self._batch_size])) for start in starts]
+        requests = [Request(tuple(piece)) for piece in self._cut(rows)]
         sums: dict[str, list[float]] = {}
         with stage.evaluating():
             for outputs, targets in outputs_of(stage, links, self._mesh, self._batches(requests), len(requests)):
                 add(sums, checked_metric(self._metric(outputs, targets)))
         return sums
+
+    def _cut(self, rows: list[int]) -> Iterator[list[int]]:
+        for _, group in groupby(rows, key=lambda row: bisect_right(self._borders, row)):
+            group = list(group)
+            yield from (group[start : start + self._batch_size] for start in range(0, len(group), self._batch_size))
 
     def _batches(self, requests: list[Request]) -> Iterator[tuple[Any, Any]]:
         """Read only when somebody asks: the first stage and the last one."""

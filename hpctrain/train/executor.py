@@ -49,10 +49,12 @@ class Executor:
 
     def run_steps(self, first: int, num_steps: int) -> None:
         """As many steps from `first` on; without a flush the pipeline empties after the last of them only."""
-        together = 1 if SCHEDULES[self.name].flushes else num_steps
+        update, together = self.update, 1 if SCHEDULES[self.name].flushes else num_steps
         place = self.place._replace(num_updates=together)
+        update.run(first, first + num_steps)
         for step in range(first, first + num_steps, together):
-            self.run(actions(self.name, place, self.update.tied.adds_up, self.update.clip_norm is not None), step)
+            self.run(actions(self.name, place, update.tied.adds_up, update.clip_norm is not None, update.served), step)
+        update.end()
 
     def run(self, actions: Iterable[Action], step: int) -> StepResult:
         """Runs `actions`, whose micro-batch 0 is the first of `step` (from 0); returns the result of the last step.
@@ -77,7 +79,7 @@ class Executor:
 
     def _steps_before(self, action: Action) -> int:
         """Steps of this run that are before that of the action: none, where each ends with a flush."""
-        once_an_update = action.op in (Op.REDUCE, Op.AGREE, Op.STEP)
+        once_an_update = action.op in (Op.REDUCE, Op.AGREE, Op.STEP, Op.PULL, Op.PUSH)
         each = self.place.num_microbatches // self._each if once_an_update else self.place.num_microbatches
         return (action.microbatch or 0) // each
 

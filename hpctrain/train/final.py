@@ -14,19 +14,26 @@ from hpctrain.model.weights import combined, fingerprints, save_weights
 from hpctrain.train.build import build_model
 from hpctrain.train.errors import AgreedError, agreed
 from hpctrain.train.executor import Executor
+from hpctrain.train.lookups import LocalRows
 from hpctrain.train.start import raise_where_different
+from hpctrain.train.tables import whole_table
+
+DRIFTED = "holds different weights at the end"
 
 
-def final_weights(config: Config, task, executor: Executor, mesh: Mesh) -> tuple[Stage | None, str]:
+def final_weights(config: Config, task, executor: Executor, mesh: Mesh) -> tuple[Stage | None, dict, str]:
     """The whole model on rank 0 (None elsewhere), running statistics averaged, and the fingerprint of the weights.
+
+    Between the two the tables by name, whole, on rank 0; empty elsewhere, or where there are none.
 
     Raises AgreedError where replicas, or copies of one parameter on several stages, drifted apart. Collective.
     """
     stage, update = executor.stage, executor.update
     own = {update.tied.canonical(name): tensor for name, tensor in stage.named_parameters().items()}
-    lines = fingerprints(own)
+    lines, tables = fingerprints(own), whole_tables(executor) if mesh.rank == 0 else {}
     with agreed(mesh.everybody):
-        raise_where_different(mesh.data, lines, "holds different weights at the end")
+        raise_where_different(mesh.data, lines + fingerprints(touched_rows(executor)), DRIFTED)
+    lines += fingerprints(tables)
     note_other_buffers(executor, mesh)
     everything = sorted({line for part in mesh.everybody.all_gather_json(lines) for line in part})
     names = [line.split()[0] for line in everything]
@@ -35,7 +42,22 @@ def final_weights(config: Config, task, executor: Executor, mesh: Mesh) -> tuple
             raise AgreedError(f"{name} and its copies on other stages are different at the end")
     with update.statistics.averaged(update.items_seen), agreed(mesh.everybody):
         model = bring_together(config, task, executor, mesh)
-    return model, combined(everything)
+    return model, tables, combined(everything)
+
+
+def whole_tables(executor: Executor) -> dict[str, torch.Tensor]:
+    """All rows of each table, by name."""
+    lookups = executor.update.lookups
+    modules = {} if lookups is None else lookups.modules
+    return {name: whole_table(module, lookups.dtype) for name, module in modules.items()}
+
+
+def touched_rows(executor: Executor) -> dict[str, torch.Tensor]:
+    """Of tables in this rank's own memory, which are to be the same on all: the rows that exist."""
+    lookups = executor.update.lookups
+    if lookups is None or not isinstance(lookups.source, LocalRows):
+        return {}
+    return {f"{name} rows": table.fingerprint_rows()[1] for name, table in lookups.source.tables.items()}
 
 
 def bring_together(config: Config, task, executor: Executor, mesh: Mesh) -> Stage | None:
@@ -64,10 +86,10 @@ def bring_together(config: Config, task, executor: Executor, mesh: Mesh) -> Stag
     return model
 
 
-def save(model: Stage, folder: Path) -> None:
-    """Writes model.safetensors."""
+def save(model: Stage, tables: dict[str, torch.Tensor], folder: Path) -> None:
+    """Writes model.safetensors, the tables whole."""
     notes = {"names": "module" if model.is_module else "layers", "aliases": json.dumps(model.aliases())}
-    save_weights(model.state(), folder / "model.safetensors", notes)
+    save_weights({**model.state(), **tables}, folder / "model.safetensors", notes)
 
 
 def note_other_buffers(executor: Executor, mesh: Mesh) -> None:

@@ -42,7 +42,12 @@ def default_microbatches(config: Config, rows: int) -> int:
 
 
 def grid_of(config: Config, num_ranks: int) -> Grid:
-    """UsageError where the ranks do not divide by the stages."""
+    """Of the ranks that train. UsageError where there are none, or where they do not divide by the stages."""
+    if config.servers:
+        if config.servers >= num_ranks:
+            ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
+            raise UsageError(f"--servers {config.servers}: {ranks} leave none to train; start more, as mpirun -n 8")
+        return grid.grid_of(num_ranks - config.servers, 1)
     try:
         return grid.grid_of(num_ranks, config.stages, config.rank_order)
     except ValueError as error:

@@ -9,6 +9,7 @@ import torch
 
 from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.stage import Stage
 from hpctrain.report.console import print_closing
@@ -23,56 +24,74 @@ from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
 from hpctrain.train.final import final_weights, save
 from hpctrain.train.pipeline_summary import pipeline_figures
+from hpctrain.train.serve import part
+from hpctrain.train.service_summary import service_figures
 from hpctrain.train.start import raise_where_different
 from hpctrain.train.tracing import Tracer
 from hpctrain.train.trainer import Trainer
 
 
-def run_training(config: Config, folder: Path, mesh: Mesh) -> int:
-    """Trains on all ranks; returns the exit code. Collective."""
+def run_training(config: Config, folder: Path, mesh: Mesh, roles: Roles | None = None) -> int:
+    """Trains on all ranks of `mesh`; returns the exit code. Collective, also with the servers of `roles`."""
     torch.set_num_threads(config.threads)
     task = build_task(config.task, config.task_option, config.data)
     recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard) if mesh.rank == 0 else None
     stamp = data_stamp(task) if recorder else None
     try:
         data_sha256 = same_data(task, mesh)
-        executor = build_executor(config, task, mesh)
-        same_rows(executor.batches, mesh)
-        note_mixing(executor, mesh)
-        evaluation = build_evaluation(config, task, mesh)
-        trainer = Trainer(config, executor, mesh, recorder.note if recorder else lambda line: None, evaluation)
-        trainer.check()
+        trainer = build_trainer(config, task, mesh, recorder.note if recorder else lambda line: None, roles)
+        executor = trainer.executor
     except AgreedError as error:
         if recorder:
             recorder.close()
             print(f"hpctrain: {error}", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)  # which holds nothing yet, and is in the way of another try
-        return 2
+        return leave(2, roles)
     try:
         clock = Clock(mesh.world)
         tracer = Tracer(executor) if config.trace else None
         trainer.train()
         executor.batches.close()
-        model, weights_sha256 = final_weights(config, task, executor, mesh)
+        model, tables, weights_sha256 = final_weights(config, task, executor, mesh)
         if model is not None:
-            save(model, folder)
+            save(model, tables, folder)
     except AgreedError as error:
         if recorder:
             recorder.close()
             print(f"hpctrain: {error}", file=sys.stderr)
-        return 1
+        return leave(1, roles)
     if recorder:
         recorder.close()
         print("evaluating on the held-out rows", flush=True)
     hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
     clock.end()
-    summary = summarise(config, task, trainer, mesh, hashes, clock)
+    metrics = trainer.evaluate()
+    servers = part(roles) if roles else []
+    summary = summarise(config, task, trainer, mesh, hashes, clock, metrics, servers)
     summary["trace"] = tracer.write(folder / "trace.json", clock, mesh) if tracer is not None else None
     if recorder:
         if data_stamp(task) != stamp:
             print(f"note: --data {config.data}: changed or deleted since the run began", file=sys.stderr)
         leave_behind(summary, model, task, folder, launched(mesh))
-    return 0
+    return roles.everybody.broadcast_json(0) if roles else 0
+
+
+def build_trainer(config: Config, task, mesh: Mesh, note: Callable, roles: Roles | None) -> Trainer:
+    """All that trains, found to be the same on all ranks. Collective, also with servers."""
+    executor = build_executor(config, task, mesh, roles=roles)
+    same_rows(executor.batches, mesh)
+    note_mixing(executor, mesh)
+    trainer = Trainer(config, executor, mesh, note, build_evaluation(config, task, mesh))
+    trainer.check()
+    return trainer
+
+
+def leave(code: int, roles: Roles | None) -> int:
+    """The exit code, of which the servers hear too. Collective, also with them."""
+    if roles is None:
+        return code
+    part(roles)
+    return roles.everybody.broadcast_json(code)
 
 
 def launched(mesh: Mesh) -> bool:
@@ -127,14 +146,24 @@ def same_rows(batches: Batches, mesh: Mesh) -> None:
     raise_where_different(mesh.world, lines, "reads different data", "rank")
 
 
-def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict, clock: Clock) -> dict:
+def summarise(
+    config: Config,
+    task,
+    trainer: Trainer,
+    mesh: Mesh,
+    hashes: dict,
+    clock: Clock,
+    metrics: dict[str, float],
+    servers: list[dict],
+) -> dict:
     """The summary of a finished run, on every rank. Collective."""
     executor, grid = trainer.executor, mesh.grid
-    metrics = trainer.evaluate()
     waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
     by_rank = mesh.world.all_gather_json([*sent(executor, mesh), facts.peak_memory_bytes(), waited])
-    bytes_sent, messages, control, memory, data_share = map(list, zip(*by_rank))
-    layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": 0, "ranks": grid.num_ranks}
+    data_share = [each[-1] for each in by_rank]
+    by_rank = [each[:-1] for each in by_rank] + [[*each["sent"], each["memory"]] for each in servers]
+    bytes_sent, messages, control, memory = map(list, zip(*by_rank))
+    layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": len(servers), "ranks": len(by_rank)}
     return {
         "done": True,
         "task": config.task,
@@ -151,7 +180,7 @@ def summarise(config: Config, task, trainer: Trainer, mesh: Mesh, hashes: dict, 
         "control_messages_per_rank": control,
         "allreduce": executor.update.reduction.figures(),
         **pipeline_figures(executor, clock.offset, trainer.longest_run, mesh),
-        "staleness": None,
+        **service_figures(config, executor, trainer.state.seconds, servers, mesh),
         "peak_memory_bytes": memory,
         "weights_sha256": hashes["weights_sha256"],
         "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
@@ -164,6 +193,9 @@ def sent(executor: Executor, mesh: Mesh) -> list[int]:
     if mesh.everybody is not mesh.data:
         rings.append(mesh.everybody.ring.counters)
     by_ring = [(each.bytes_sent, each.messages_sent, each.control_messages) for each in rings]
+    client = getattr(executor.update, "client", None)
+    if client is not None:
+        by_ring.append((client.outbox.bytes_sent, client.outbox.messages_sent, client.outbox.control_messages))
     return [sum(each) for each in zip(executor.passes.links.figures, *by_ring)]
 
 

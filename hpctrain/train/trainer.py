@@ -11,6 +11,7 @@ from functools import partial
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, early_stop_rule
 from hpctrain.plan.learning_rate import learning_rate
+from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.evaluation import Evaluation
@@ -98,9 +99,9 @@ class Trainer:
         return every is not None and step % every == 0 and self.evaluation.num_rows > 0
 
     def _next_stop(self) -> int:
-        """The step at whose end the pipeline is empty: each one, or the next evaluation where nothing flushes."""
+        """The step at whose end all ranks are: each one, or the next evaluation where nobody waits for all."""
         step, every = self.state.step, self.config.eval_every
-        if SCHEDULES[self.executor.name].flushes:
+        if SCHEDULES[self.executor.name].flushes and self.executor.update.served == NOTHING:
             return step + 1
         return min(self.config.steps, step + every - step % every if every else self.config.steps)
 

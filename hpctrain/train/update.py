@@ -7,15 +7,18 @@ global batch.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.stage import Stage
+from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.agreement import Agreement
 from hpctrain.train.errors import AgreedError, NotFinite
+from hpctrain.train.lookups import Lookups, Rows
 from hpctrain.train.reduction import Reduction
 from hpctrain.train.statistics import RunningStatistics
 from hpctrain.train.tied import TiedWeights
@@ -37,9 +40,12 @@ class StepResult:
 class Update:
     """Synchronous: all micro-batches of a step, all replicas and all stages, then one step of the optimizer.
 
-    `tied` knows the parameters that have copies on other stages; `names` are all parameters of the model.
+    `tied` knows the parameters that have copies on other stages; `names` are all parameters of the model, its tables
+    included, which `lookups` has.
     `on_result` is told of each step, `rate(step)` gives its learning rate (else the optimizer's own stays).
     """
+
+    served = NOTHING  # what of the model servers hold
 
     def __init__(
         self,
@@ -51,7 +57,10 @@ class Update:
         tied: TiedWeights,
         on_nan: str = "stop",
         clip_norm: float | None = None,
+        lookups: Lookups | None = None,
     ):
+        self.lookups = lookups
+        self._rows: Rows = {}  # sums over all replicas
         self.stage, self.gradients, self.optimizer, self.mesh = stage, gradients, optimizer, mesh
         self.tied, self.on_nan, self.clip_norm = tied, on_nan, clip_norm
         self.reduction = Reduction(gradients, mesh.data.ring)
@@ -71,6 +80,18 @@ class Update:
             self.statistics.remember()
         self.gradients.zero()
         self._agreement.clear()
+        self.load(step)
+
+    def load(self, step: int) -> None:
+        """Has the rows of tables that a step looks up."""
+        if self.lookups is not None:
+            self.lookups.load(step)
+
+    def run(self, first: int, stop: int) -> None:
+        """Steps from `first` to before `stop` come next."""
+
+    def end(self) -> None:
+        """They are done."""
 
     def weights(self, microbatch: int) -> Mapping[str, torch.Tensor] | None:
         """What the micro-batch is computed with; None: the parameters themselves."""
@@ -112,6 +133,11 @@ class Update:
     def _reduce(self, action: Action) -> None:
         self.gradients.flush()
         self.reduction.wait()
+        self._sum_rows()
+
+    def _sum_rows(self) -> None:
+        if self.lookups is not None:
+            self._rows = self.lookups.sum_over_replicas(self.mesh)
 
     def _tie(self, action: Action) -> None:
         self.tied.add_up(self.gradients)
@@ -119,6 +145,7 @@ class Update:
     def _agree(self, action: Action) -> None:
         touched = (name for name, touched in self.gradients.touched.items() if touched)
         self._agreement.touch(map(self.tied.canonical, touched))
+        self._agreement.touch(self._rows)
         if self.mesh.replica == 0:
             self._look_at_sums()
         self._agreement.exchange()
@@ -127,15 +154,18 @@ class Update:
         """Every share was finite; is their sum? All replicas hold the same bits, so one of them looks, and measures."""
         summed = self.mesh.data.size > 1 or self.tied.adds_up
         names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets if summed)
-        name = next((name for name in names if name is not None), None)
+        rows = (name for name, (_, sums) in self._rows.items() if not torch.isfinite(sums).all())
+        name = next(chain((name for name in names if name is not None), rows), None)
         if name is not None:
             self._agreement.report(self.tied.canonical(name), of_sum=True)
         elif self._needs_norm:
             self._agreement.add_squared_norm(self.gradients.squared_norm(self.tied.own(self.gradients.parameters)))
+            for _, sums in self._rows.values():
+                self._agreement.add_squared_norm(float(torch.linalg.vector_norm(sums, dtype=torch.float64)) ** 2)
 
     @property
     def _needs_norm(self) -> bool:
-        return self.clip_norm is not None and self.mesh.grid.num_stages > 1
+        return self.clip_norm is not None and (self.mesh.grid.num_stages > 1 or self.lookups is not None)
 
     def _step(self, action: Action) -> None:
         agreed = self._agreement
@@ -158,12 +188,18 @@ class Update:
             raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
         self.gradients.scale(1.0 / items)
         self.gradients.attach({name for name in self.gradients.parameters if self.tied.canonical(name) in touched})
+        scale = 1.0 / items
         if self._needs_norm:
-            self.result.gradient_norm = self._agreement.norm / items
-            self.gradients.shorten(self.clip_norm, self.result.gradient_norm)
+            norm = self.result.gradient_norm = self._agreement.norm / items
+            scale *= self.gradients.shorten(self.clip_norm, norm)
         elif self.clip_norm is not None:
             self.result.gradient_norm = self.gradients.clip(self.clip_norm)
         self.change(self.step_number)
+        if self._rows:
+            self.lookups.source.change(self._rows, self.learning_rate(self.step_number), scale)
+
+    def learning_rate(self, step: int) -> float:
+        return self.optimizer.param_groups[0]["lr"] if self.rate is None else self.rate(step)
 
     def change(self, step: int) -> None:
         """Lets the optimizer step, with the learning rate of `step`. A stage without parameters has none."""

@@ -121,7 +121,7 @@ def test_options_that_cannot_be_are_told(file):
         "--task no_such_package.tasks:Mine: ModuleNotFoundError: No"
     )
     assert refusal("mine.py", {}).startswith(
-        "--task mine.py: there is no such task; choose text, images, FILE.py:Name or"
+        "--task mine.py: there is no such task; choose text, images, ratings, FILE.py:Name or"
     )
 
 

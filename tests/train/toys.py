@@ -10,6 +10,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.layout import grid_of, settled
+from hpctrain.train.tables import whole_table
 from hpctrain.train.trainer import Trainer
 
 NUM_ROWS, WIDTH, CLASSES = 37, 6, 4
@@ -175,8 +176,11 @@ class Mixing(Masked):
 
 
 def all_weights(executor, mesh) -> dict:
-    """Of the whole model, by name, on every rank; of copies the first."""
+    """Of the whole model, by name, on every rank; of copies the first, of tables all rows."""
     weights = {name: p.detach().clone() for name, p in executor.stage.named_parameters().items()}
+    if executor.update.lookups is not None:
+        modules = executor.update.lookups.modules
+        weights |= {name: whole_table(module, executor.stage.precision.dtype) for name, module in modules.items()}
     if mesh.grid.num_stages == 1:
         return weights
     told = mesh.pipe.all_gather_json({name: [list(p.shape), p.flatten().tolist()] for name, p in weights.items()})

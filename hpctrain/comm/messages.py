@@ -1,0 +1,66 @@
+"""What workers and servers write to each other: fixed binary headers, then numbers straight from memory.
+
+    worker -> server   header | ids (where rows are meant) | values (of a push)
+    server -> worker   header | values (of an answer), or a line of text (of a refusal)
+
+A header is HEADER_BYTES long. A worker's headers arrive in order, and the server takes the next only when all of the
+one before is there. Payloads of an answer carry the number of their request in the tag, so each lands where it belongs.
+"""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from hpctrain.comm.tags import SERVICE
+
+_HEADER = struct.Struct("<7q3d16x")
+HEADER_BYTES = _HEADER.size
+PULL, PUSH, DONE = 1, 2, 3  # of workers
+VALUES, REFUSED, NOTE = 4, 5, 6  # of servers
+DENSE = -1  # in place of the number of a table
+
+TO_SERVER, IDS, PUSHED, TO_WORKER, TEXT, NOTES, START = (SERVICE[number] for number in range(7))
+ANSWERS = SERVICE[7:]
+
+LAST = 1  # of a push: the worker has finished an iteration with it
+AHEAD = 2  # of a pull: it may be answered late, so the values are copied
+LOOKS = 4  # of a pull: rows that are not there are not created
+PARTLY = 8  # of a push: one byte for each segment says whether it was touched
+
+
+class Header(NamedTuple):
+    """`count`: rows, or elements of the dense part. `bound`: of this pull, -1 for the server's own. `own`: what the
+    clock of who asks must have come to, -1 for `clock`.
+
+    Of a push: `items` and `loss` (a sum over them), `lr`. Of an answer: `clock` is the least of all workers', `request`
+    that of the pull, `bound` the number of updates that the values hold.
+    """
+
+    kind: int
+    table: int = DENSE
+    request: int = 0
+    clock: int = 0
+    count: int = 0
+    bound: int = -1
+    own: int = -1
+    items: float = 0.0
+    loss: float = 0.0
+    lr: float = 0.0
+    flags: int = 0
+
+    def pack(self) -> np.ndarray:
+        """HEADER_BYTES of uint8."""
+        kind = self.kind | self.flags << 8
+        rest = self[1:-1]
+        return np.frombuffer(_HEADER.pack(kind, *rest), np.uint8)
+
+    @classmethod
+    def unpack(cls, data: np.ndarray) -> "Header":
+        kind, *rest = _HEADER.unpack(data.tobytes())
+        return cls(kind & 0xFF, *rest, flags=kind >> 8)
+
+
+def answer_tag(request: int) -> int:
+    """Of the payload that answers this request."""
+    return ANSWERS[request % len(ANSWERS)]

@@ -1,0 +1,259 @@
+"""A worker's side of the parameter service: pulls and pushes that are under way while it computes.
+
+A push is one iteration: everything that is sent with it counts together. A pull says at which clock it reads; the
+server answers when the others are near enough.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctrain.comm import messages
+from hpctrain.comm.abort import RankFailed
+from hpctrain.comm.buffer import allocate, as_buffer
+from hpctrain.comm.messages import HEADER_BYTES, Header
+from hpctrain.comm.outbox import Outbox
+from hpctrain.comm.progress import take_back, wait_until
+from hpctrain.comm.roles import Roles
+from hpctrain.train.pull import Part, Pull
+from hpctrain.train.service import Description
+
+
+class ParameterClient:
+    """Of a worker. `description` and the dense arena's first values are worker 0's word, told to all servers.
+
+    Collective with the ParameterServer of each server, and with the other workers.
+    """
+
+    def __init__(self, roles: Roles, description: Description, initial: torch.Tensor):
+        assert not roles.is_server, "a server makes a ParameterServer"
+        self._roles, self._comm, self.progress = roles, roles.everybody.comm, roles.progress
+        told = roles.everybody.broadcast_json(description.to_json() if roles.rank == 0 else None)
+        self.description = Description.from_json(told)
+        self._servers = range(roles.num_servers)
+        self._pulls: dict[int, Pull] = {}  # by request
+        self._next = 0
+        self.outbox = Outbox(self._comm, self.progress)
+        self._dense_sends: list[Any] = []
+        self._answers = {server: self._listen(server) for server in self._servers}
+        self._notes: tuple[Any, np.ndarray] | None = self._listen_to_notes() if roles.rank == 0 else None
+        self.notes: deque[tuple[int, float, float]] = deque()  # clock, loss and items of rounds that all have finished
+        self._closed, roles.client = False, self
+        if roles.rank == 0:
+            self._send_initial(initial)
+
+    # ---- asking
+
+    def pull(
+        self,
+        clock: int,
+        into: torch.Tensor,
+        *,
+        bound: int | None = None,
+        own: int | None = None,
+        ahead: bool = False,
+    ) -> Pull:
+        """Asks for the dense arena, which arrives in `into` (flat, contiguous), as it may be read at `clock`.
+
+        `bound` in place of the settings' staleness; `own`: how many of this worker's iterations must be in it, default
+        `clock`; `ahead`: it may take a while until this worker looks for it.
+        """
+        pull = self._pull(clock, messages.DENSE, into)
+        flags = messages.AHEAD if ahead else 0
+        for server in self._servers:
+            part = self.description.parts[server]
+            memory = [into[part.start : part.stop]] if part.segments else []
+            if self._steps_here and memory:
+                memory.insert(0, np.empty(len(part.segments), np.uint8))
+            if part.segments or self._steps_here:
+                header = Header(messages.PULL, messages.DENSE, 0, clock, len(part), _or(bound), _or(own), flags=flags)
+                self._ask(pull, server, header, memory)
+        return pull
+
+    def pull_rows(
+        self,
+        table: int,
+        ids: torch.Tensor,
+        clock: int,
+        *,
+        bound: int | None = None,
+        own: int | None = None,
+        create: bool = True,
+    ) -> Pull:
+        """Asks for rows of a table: int64 `ids` (n,), distinct; `values` will be (n, width).
+
+        Rows that nobody has pushed are created, or with `create` False made up for this once.
+        """
+        width = self.description.tables[table].width
+        pull, flags = self._pull(clock, table, self._empty(len(ids), width)), 0 if create else messages.LOOKS
+        for server, chosen in self._shared_out(ids):
+            if len(chosen):
+                wanted, rows = ids[chosen].contiguous(), self._empty(len(chosen), width)
+                header = Header(messages.PULL, table, 0, clock, len(wanted), _or(bound), _or(own), flags=flags)
+                self._ask(pull, server, header, [rows], chosen)
+                self._send(server, messages.IDS, _bytes(wanted))
+        return pull
+
+    def pull_gradient(self, table: int, clock: int) -> Pull:
+        """Asks for the sum of what was pushed to the rows of a table in the round before, where the workers step."""
+        pull = self._pull(clock, table, self._empty(0, self.description.tables[table].width))
+        pull.ids = torch.empty(0, dtype=torch.int64)
+        for server in self._servers:
+            self._ask(pull, server, Header(messages.PULL, table, 0, clock), None)
+        return pull
+
+    # ---- telling
+
+    def push(
+        self,
+        clock: int,
+        items: float,
+        loss: float,
+        lr: float,
+        dense: torch.Tensor | None = None,
+        touched: Sequence[bool] | None = None,
+        rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ) -> None:
+        """Sends an iteration: sums over `items` of the dense gradients (the arena) and of rows (ids and sums by table).
+
+        `touched`: by segment. `dense` may not be written to before `wait_sent`.
+        """
+        for table, (ids, sums) in sorted((rows or {}).items()):
+            for server, chosen in self._shared_out(ids):
+                if len(chosen):
+                    self._tell(server, Header(messages.PUSH, table, 0, clock, len(chosen)))
+                    self._send(server, messages.IDS, _bytes(ids[chosen].contiguous()))
+                    self._send(server, messages.PUSHED, _bytes(sums[chosen].contiguous()))
+        rest = list(touched or ())
+        for server in self._servers:
+            part = self.description.parts[server]
+            mask, rest = rest[: len(part.segments)], rest[len(part.segments) :]
+            count = len(part) if dense is not None and part.segments else 0
+            flags = messages.LAST | (messages.PARTLY if count and not all(mask) else 0)
+            header = Header(messages.PUSH, messages.DENSE, 0, clock, count, items=items, loss=loss, lr=lr, flags=flags)
+            self._tell(server, header)
+            if flags & messages.PARTLY:
+                self._send(server, messages.IDS, np.array(mask, np.uint8))
+            if count:
+                dense_part = _bytes(dense[part.start : part.stop])
+                self._dense_sends.append(self._send(server, messages.PUSHED, dense_part))
+
+    def wait_sent(self) -> None:
+        """Returns when the dense gradients of the last push have left."""
+        self.progress.wait(lambda: self.poll() or all(request.Test() for request in self._dense_sends))
+        self._dense_sends.clear()
+
+    def done(self) -> None:
+        """This worker leaves: nobody waits for it any more. RankFailed where a server had refused something."""
+        if self._closed:
+            return
+        for server in self._servers:
+            self._tell(server, Header(messages.DONE))
+        self.progress.wait(lambda: self.poll() or self.outbox.poll())
+        self._closed = True
+        self.progress.remove(self)
+        listening = [request for request, _ in self._answers.values()]
+        take_back(listening + ([self._notes[0]] if self._notes else []))
+
+    # ---- progress
+
+    def poll(self) -> bool:
+        """Takes what has arrived; False, for a service is never done. RankFailed where a server refused."""
+        if self._closed:
+            return True
+        self.outbox.poll()
+        for server in self._servers:
+            while self._answers[server][0].Test():
+                header = Header.unpack(self._answers[server][1])
+                self._answers[server] = self._listen(server)
+                self._take(server, header)
+        for request, pull in list(self._pulls.items()):
+            pull.look()
+            if pull.done:
+                del self._pulls[request]
+        while self._notes is not None and self._notes[0].Test():
+            clock, loss, items = self._notes[1].view(np.float64).tolist()
+            self.notes.append((int(clock), loss, items))
+            self._notes = self._listen_to_notes()
+        return False
+
+    def _take(self, server: int, header: Header) -> None:
+        if header.kind == messages.REFUSED:
+            text = np.empty(header.count, np.uint8)
+            wait_until(self._comm.Irecv(text, self._rank(server), messages.TEXT).Test)
+            raise RankFailed(f"server {server}: {text.tobytes().decode()}")
+        pull = self._pulls[header.request]
+        pull.versions[server], part = header.bound, pull.parts[server]
+        part.answered = True
+        if self._steps_here:
+            pull.items, pull.loss = header.items, header.loss
+        if part.requests is None:
+            ids, rows = torch.empty(header.count, dtype=torch.int64), self._empty(header.count, pull.values.shape[1])
+            part.memory = [ids, rows] if header.count else []
+            part.requests = self._receive(server, header.request, part.memory)
+
+    # ---- inside
+
+    @property
+    def _steps_here(self) -> bool:
+        return self.description.settings.update == "worker"
+
+    def _pull(self, clock: int, table: int, values: torch.Tensor) -> Pull:
+        return Pull(clock, table, self.poll, self.progress.wait, values)
+
+    def _ask(self, pull: Pull, server: int, header: Header, memory: list | None, chosen=None) -> None:
+        request, self._next = self._next, self._next + 1
+        self._pulls[request] = pull
+        requests = None if memory is None else self._receive(server, request, memory)
+        pull.parts[server] = Part(requests, memory or [], chosen)
+        self._tell(server, header._replace(request=request))
+        self.progress.add(self)
+
+    def _receive(self, server: int, request: int, memory: list) -> list:
+        tag, rank = messages.answer_tag(request), self._rank(server)
+        return [self._comm.Irecv(_bytes(each), rank, tag) for each in memory]
+
+    def _tell(self, server: int, header: Header) -> None:
+        self.outbox.notify(self._rank(server), messages.TO_SERVER, header.pack())
+        self.progress.add(self)
+
+    def _send(self, server: int, tag: int, data: np.ndarray) -> Any:
+        return self.outbox.post(self._rank(server), tag, data)
+
+    def _listen(self, server: int) -> tuple[Any, np.ndarray]:
+        data = np.empty(HEADER_BYTES, np.uint8)
+        return self._comm.Irecv(data, self._rank(server), messages.TO_WORKER), data
+
+    def _listen_to_notes(self) -> tuple[Any, np.ndarray]:
+        data = np.empty(24, np.uint8)
+        return self._comm.Irecv(data, self._rank(0), messages.NOTES), data
+
+    def _send_initial(self, values: torch.Tensor) -> None:
+        for server, part in enumerate(self.description.parts):
+            if part.segments:
+                self._send(server, messages.START, _bytes(values[part.start : part.stop].contiguous()))
+        self.progress.wait(self.outbox.poll)
+
+    def _shared_out(self, ids: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        """By server: which of the ids are its own."""
+        return [(server, (ids % len(self._servers) == server).nonzero()[:, 0]) for server in self._servers]
+
+    def _empty(self, rows: int, width: int) -> torch.Tensor:
+        dtype = self.description.torch_dtype
+        return torch.from_numpy(allocate(rows * width * dtype.itemsize)).view(dtype).view(rows, width)
+
+    def _rank(self, server: int) -> int:
+        return self._roles.rank_of_server(server)
+
+
+def _or(value: int | float | None) -> int:
+    """-1 for nothing, as headers have it."""
+    return -1 if value is None else int(value)
+
+
+def _bytes(data) -> np.ndarray:
+    buffer = as_buffer(data.reshape(-1))
+    return buffer.message(0, len(buffer))

@@ -1,0 +1,180 @@
+"""A worker's update through servers: it pulls weights, pushes gradients, and nobody waits for all.
+
+PULL brings what the step is computed with: weights that the servers stepped, or the gradient that they added up, with
+which this worker steps its own copy. PUSH sends sums and the number of items behind them.
+"""
+
+import math
+import time
+from collections import deque
+
+import torch
+
+from hpctrain.comm.abort import RankFailed
+from hpctrain.plan.program import ALL
+from hpctrain.plan.schedule import Action, Op
+from hpctrain.plan.sharding import Segment
+from hpctrain.train.agreement import whole
+from hpctrain.train.client import ParameterClient
+from hpctrain.train.lookups import LocalRows, ServedRows, check_rows
+from hpctrain.train.pull import Pull
+from hpctrain.train.update import StepResult, Update
+
+
+class ServedUpdate(Update):
+    """As Update. `flat` is the memory that all parameters lie in, laid out as the gradients.
+
+    `delay`: rounds that are computed with the weights of one pull, beside the first. `window`: a pull is asked for so
+    many rounds before it is used. What is not finite ends the job at once, by one line of the worker that sees it.
+    """
+
+    served = ALL
+
+    def __init__(self, *args, client: ParameterClient, flat: torch.Tensor, delay: int = 0, window: int = 0, **settings):
+        super().__init__(*args, **settings)
+        self.client, self.flat = client, flat
+        self._every, self._window = delay + 1, window
+        self._steps_here = client.description.settings.update == "worker"
+        self._numbers = {table.name: number for number, table in enumerate(client.description.tables)}
+        self._segments: list[Segment] = [each for part in client.description.parts for each in part.segments]
+        self._pulls: dict[int, list[Pull]] = {}  # by step: of the dense part, and of gradients of tables
+        self._unused: deque[torch.Tensor] = deque()
+        self._first = 0  # the step at which all had pushed everything
+        self._until = 0  # and the next one
+        self._num_told = 0  # rounds that rank 0 has heard of
+        self.seconds_waited = 0.0
+        self.methods |= {Op.PULL: self._pull, Op.PUSH: self._push}
+
+    def begin(self, step: int) -> None:
+        self.step_number = step
+        self._loss = self._items = 0.0
+        self.client.wait_sent()
+        self.gradients.zero()
+
+    def run(self, first: int, stop: int) -> None:
+        self._first, self._until = first, stop
+
+    def add_loss(self, microbatch: int, loss: float, items: float) -> None:
+        if not math.isfinite(loss):
+            raise RankFailed(f"step {self.step_number + 1}: not finite: the loss on rank {self.mesh.rank}")
+        self._loss += loss
+        self._items += items
+
+    def note_detached(self, microbatch: int) -> None:
+        if self._items:
+            raise RankFailed(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
+
+    def _start_reduction(self, number: int) -> None:
+        name = self.gradients.not_finite(self.gradients.buckets[number])
+        if name is not None:
+            where = f"the gradient of {name} on rank {self.mesh.rank}"
+            raise RankFailed(f"step {self.step_number + 1}: not finite: {where}")
+
+    # ---- pulls
+
+    def _clock_of(self, step: int) -> int:
+        """When the weights of a step are read."""
+        return max(self._first, step - step % self._every - self._window)
+
+    def _ask(self, step: int) -> None:
+        """Asks for what `step` is computed with, where that is not what it has already."""
+        if step in self._pulls or step == self._first or step % self._every:
+            return
+        clock = self._clock_of(step)
+        if self._steps_here:
+            self._pulls[step] = [self.client.pull(clock, self._memory())]
+            self._pulls[step] += [self.client.pull_gradient(table, clock) for table in self._numbers.values()]
+        else:
+            into = self._memory() if self._window else self.flat
+            self._pulls[step] = [self.client.pull(clock, into, ahead=self._window > 0)]
+
+    def _pull(self, action: Action) -> None:
+        step, began = self.step_number, time.perf_counter()
+        self._ask(step)
+        self._take(step)
+        if self.lookups is not None:
+            self._look_up(step)
+        self.seconds_waited += time.perf_counter() - began
+
+    def _look_up(self, step: int) -> None:
+        """Rows of this step, which are waited for, and of the next, which come as soon as they may be read."""
+        self.lookups.ask(step, self._clock_of(step))
+        self.lookups.load(step)
+        if step + 1 < self._until:
+            self.lookups.ask(step + 1, self._clock_of(step + 1))
+
+    def _take(self, step: int) -> None:
+        for pull in self._pulls.pop(step, []):
+            pull.wait()
+            if self._steps_here:
+                self._apply(pull, step - 1)
+            elif pull.values is not self.flat:
+                self.flat.copy_(pull.values)
+                self._unused.append(pull.values)
+
+    def _memory(self) -> torch.Tensor:
+        return self._unused.pop() if self._unused else torch.empty_like(self.flat)
+
+    def _apply(self, pull: Pull, step: int) -> None:
+        """One step of this worker's copy, with the gradient of all."""
+        if pull.table >= 0:
+            rows = self.lookups.source
+            assert isinstance(rows, LocalRows)
+            name = self.client.description.tables[pull.table].name
+            rows.change({name: (pull.ids, pull.values)}, self.rate(step))
+            return
+        if pull.items and len(self.flat):
+            touched = {segment.name for segment, used in zip(self._segments, pull.touched) if used}
+            self.gradients.flat.copy_(pull.values)
+            self.gradients.attach(touched)
+            if self.clip_norm is not None:
+                self.gradients.clip(self.clip_norm)
+            self.change(step)
+            self.gradients.zero()
+        self._unused.append(pull.values)
+
+    # ---- pushes
+
+    def _push(self, action: Action) -> None:
+        step = self.step_number
+        self.gradients.flush()
+        rows = {} if self.lookups is None else self.lookups.gradients()
+        check_rows(rows, step, self.mesh.rank)
+        self.client.push(
+            step,
+            self._items,
+            self._loss,
+            self.rate(step),
+            self.gradients.flat if len(self.flat) else None,
+            [self.gradients.touched[segment.name] for segment in self._segments],
+            {self._numbers[name]: each for name, each in rows.items()},
+        )
+        self.items_seen += self._items
+        self.result = StepResult(self._loss / self._items if self._items else None, whole(self._items))
+        if step + 1 + self._window < self._until:
+            self._ask(step + 1 + self._window)
+        if self.mesh.rank:
+            self.on_result(self.result)
+        self._tell()
+
+    def _tell(self) -> None:
+        """On rank 0 a step's result is that of all workers, once all have finished it."""
+        while self.client.notes:
+            _, loss, items = self.client.notes.popleft()
+            self._num_told += 1
+            self.result = StepResult(loss / items if items else None, whole(items))
+            self.on_result(self.result)
+
+    def end(self) -> None:
+        """Waits for all workers: what follows sees all that was pushed, and nothing else."""
+        stop = self._until
+        if self._steps_here:
+            self._ask(stop)
+            self._take(stop)
+        else:
+            self.client.pull(stop, self.flat, bound=0).wait()
+            if self.lookups is not None and isinstance(self.lookups.source, ServedRows):
+                self.lookups.source.clock = stop
+        if self.mesh.rank == 0:
+            self.client.progress.wait(lambda: self.client.poll() or self._num_told + len(self.client.notes) >= stop)
+            self._tell()

@@ -1,0 +1,248 @@
+"""One server's share of the parameters and its clock: what a push changes and when a pull may be answered.
+
+No messages here. A worker's iteration is staged until its last part has come, so what is refused changes nothing. With
+staleness 0 the iterations of all workers are gathered and applied once, in worker order: bulk synchronous. Otherwise
+each is applied as it is finished.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from hpctrain.model.aggregate import Aggregate
+from hpctrain.model.row_values import add_up
+from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
+from hpctrain.plan.staleness import StalenessClock
+from hpctrain.train.service import ServiceSettings
+
+
+class Refused(ValueError):
+    """A request that cannot be served: one line that names worker, clock and table. Nothing has changed."""
+
+
+@dataclass
+class Iteration:
+    """What a worker pushed at one clock: sums over its items."""
+
+    clock: int
+    items: float = 0.0
+    loss: float = 0.0
+    lr: float = 0.0
+    lag: int = 0  # updates of others since the worker read
+    dense: torch.Tensor | None = None
+    touched: list[bool] | None = None  # by segment; None: all
+    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # ids and sums by table
+
+
+@dataclass
+class Gradient:
+    """What one update was made of, for workers that step by themselves."""
+
+    items: float = 0.0
+    loss: float = 0.0
+    dense: torch.Tensor | None = None
+    touched: list[bool] | None = None
+    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+class Shard:
+    """`dense` and `tables` of one server, for `num_workers`. `told(clock, loss, items)` hears of each finished round.
+
+    `log`, where wanted, is told of all that is served and applied, in order, as a dict.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        dense: DenseTable | None,
+        tables: list[EmbeddingTable],
+        num_workers: int,
+        told: Callable[[int, float, float], None] = lambda clock, loss, items: None,
+        log: Callable[[dict], None] | None = None,
+    ):
+        self.settings, self.dense, self.tables = settings, dense, tables
+        self.clock = StalenessClock(num_workers, settings.staleness)
+        self.version = 0  # updates applied
+        self.last: Gradient = Gradient()
+        self.free: list[torch.Tensor] = []  # memory of dense pushes that are applied, to be used again
+        self.gaps: Counter[int] = Counter()
+        self.lags: Counter[int] = Counter()
+        self._aggregate = Aggregate(settings.aggregate)
+        self._told, self._log = told, log
+        self._staged: dict[int, Iteration] = {}
+        self._rounds: dict[int, dict[int, Iteration]] = {}  # by clock and worker: finished and not applied
+        self._totals: dict[int, list[float]] = {}  # loss and items by clock, until all have finished it
+        self._read = [0] * num_workers  # version that each worker has read last
+        self._applied = self._complete = 0  # rounds
+
+    # ---- what workers push
+
+    def stage(self, worker: int, clock: int, table: int, touched, ids, values: torch.Tensor | None) -> None:
+        """A part of the iteration `clock` of a worker; `table` -1 is the dense part. Raises Refused."""
+        self._check_clock(worker, clock)
+        iteration = self._staged.setdefault(worker, Iteration(clock))
+        if table < 0:
+            self._check_dense(worker, clock, values)
+            iteration.dense, iteration.touched = values, touched
+        else:
+            name = self.tables[table].name if table < len(self.tables) else f"number {table}"
+            if table >= len(self.tables):
+                raise Refused(f"worker {worker} clock {clock}: there is no table {name}")
+            self._attempt(worker, clock, lambda: self.tables[table].check(ids, values))
+            iteration.rows[table] = ids, values
+
+    def finish(self, worker: int, clock: int, items: float, loss: float, lr: float) -> None:
+        """The iteration is whole: it counts, and is applied as soon as it may be. Raises Refused."""
+        self._check_clock(worker, clock)
+        iteration = self._staged.pop(worker, None) or Iteration(clock)
+        iteration.items, iteration.loss, iteration.lr = items, loss, lr
+        iteration.lag = self.version - self._read[worker]
+        if self.settings.gathers:
+            self._rounds.setdefault(clock, {})[worker] = iteration
+        else:
+            self._attempt(worker, clock, lambda: self._apply_one(worker, iteration))
+        total = self._totals.setdefault(clock, [0.0, 0.0])
+        total[0] += loss
+        total[1] += items
+        self.clock.tick(worker)
+        self._advance(worker)
+
+    def retire(self, worker: int) -> None:
+        """Nobody waits for this worker any more; what it staged without finishing is dropped. Raises Refused."""
+        self._staged.pop(worker, None)
+        self.clock.retire(worker)
+        self._write({"do": "retire", "worker": worker, "clock": self.clock.clocks[worker]})
+        self._advance(worker)
+
+    def drop(self, worker: int) -> None:
+        """Forgets what a worker has staged."""
+        self._staged.pop(worker, None)
+
+    # ---- what workers pull
+
+    def served(self, worker: int, clock: int, table: int) -> None:
+        """Notes that a read at `clock` is answered with the values of now."""
+        gap = self.clock.gap(clock)
+        self.gaps[gap] += 1
+        self._read[worker] = self.version
+        event = {"do": "pull", "worker": worker, "clock": clock, "table": table, "gap": gap, "version": self.version}
+        self._write(event)
+
+    def rows(self, worker: int, clock: int, table: int, ids: torch.Tensor, create: bool) -> torch.Tensor:
+        """A copy of these rows. Raises Refused."""
+        if table >= len(self.tables):
+            raise Refused(f"worker {worker} clock {clock}: there is no table number {table}")
+        return self._attempt(worker, clock, lambda: self.tables[table].rows(ids, create=create))
+
+    # ---- inside
+
+    def _check_clock(self, worker: int, clock: int) -> None:
+        own = self.clock.clocks[worker]
+        if clock != own or not self.clock.running[worker]:
+            gone = "" if self.clock.running[worker] else ", and it has retired"
+            raise Refused(f"worker {worker} pushes at clock {clock}, its clock is {own}{gone}")
+
+    def _check_dense(self, worker: int, clock: int, values: torch.Tensor | None) -> None:
+        if values is None:
+            return
+        length = 0 if self.dense is None else len(self.dense.values)
+        if len(values) != length:
+            raise Refused(f"worker {worker} clock {clock}: dense gradients of {len(values)} elements, not {length}")
+        if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
+            raise Refused(f"worker {worker} clock {clock}: NaN or infinity in the dense gradients")
+
+    def _attempt(self, worker: int, clock: int, call: Callable):
+        try:
+            return call()
+        except (TableError, ValueError) as error:
+            raise Refused(f"worker {worker} clock {clock}: {error}") from None
+
+    def _advance(self, worker: int) -> None:
+        """Applies the rounds that are whole now, and tells of those that all have finished."""
+        while self.settings.gathers and self._applied < self.clock.min_clock:
+            pushed = self._rounds.pop(self._applied, {})
+            self._attempt(worker, self._applied, lambda pushed=pushed: self._apply_round(pushed))
+            self._applied += 1
+        while self._complete < self.clock.min_clock:
+            self._told(self._complete, *self._totals.pop(self._complete, (0.0, 0.0)))
+            self._complete += 1
+
+    def _apply_round(self, pushed: dict[int, Iteration]) -> None:
+        """All iterations of one clock as one update, in worker order."""
+        each = [pushed[worker] for worker in sorted(pushed)]
+        items = sum(iteration.items for iteration in each)
+        update = Gradient(items, sum(iteration.loss for iteration in each))
+        if items:
+            update.dense, update.touched = self._sum_dense(each)
+            for table in range(len(self.tables)):
+                found = self._aggregate_rows([(*it.rows[table], it.items) for it in each if table in it.rows], items)
+                if found is not None:
+                    update.rows[table] = found
+        kept = (self.last.dense, *(iteration.dense for iteration in each))
+        self.free += [memory for memory in kept if memory is not None and memory is not update.dense]
+        self.last = update
+        lr = next((iteration.lr for iteration in each), 0.0)
+        lag = max((iteration.lag for iteration in each), default=0)
+        if self.settings.update == "server" and items:
+            self._step(update, lr)
+        self.version += 1
+        self.lags[lag] += 1
+        clock = each[0].clock if each else self._applied
+        self._write({"do": "apply", "workers": sorted(pushed), "clock": clock, "version": self.version, "lr": lr})
+
+    def _sum_dense(self, each: list[Iteration]) -> tuple[torch.Tensor | None, list[bool] | None]:
+        pushed = [iteration for iteration in each if iteration.dense is not None]
+        if self.dense is None or not pushed:
+            return None, None
+        masks = [iteration.touched for iteration in pushed]
+        touched = None if None in masks else [any(flags) for flags in zip(*masks)]
+        if self.settings.aggregate in ("mean", "sum"):
+            total = pushed[0].dense
+            for iteration in pushed[1:]:
+                total += iteration.dense
+            if self.settings.aggregate == "mean":
+                total *= 1.0 / sum(iteration.items for iteration in each)
+            return total, touched
+        stacked = torch.stack([iteration.dense for iteration in pushed])
+        return self._aggregate.dense(stacked, [iteration.items for iteration in pushed]), touched
+
+    def _aggregate_rows(self, rows: list, items: float):
+        """Of one table, from (ids, sums, items) of each worker; `items` are those of all, also without a row here."""
+        if not rows:
+            return None
+        if self.settings.aggregate not in ("mean", "sum"):
+            return self._aggregate.rows(rows)
+        ids, sums = add_up([(ids, sums) for ids, sums, _ in rows])
+        return ids, sums.mul_(1.0 / items) if self.settings.aggregate == "mean" else sums
+
+    def _apply_one(self, worker: int, iteration: Iteration) -> None:
+        """One worker's iteration as an update of its own."""
+        lr = iteration.lr / max(1, iteration.lag) if self.settings.adapt_lr else iteration.lr
+        if iteration.items:
+            scale = 1.0 / iteration.items if self.settings.aggregate == "mean" else 1.0
+            rows = {table: (ids, sums * scale) for table, (ids, sums) in iteration.rows.items()}
+            dense = None if iteration.dense is None else iteration.dense.mul_(scale)
+            self._step(Gradient(iteration.items, iteration.loss, dense, iteration.touched, rows), lr)
+        if iteration.dense is not None:
+            self.free.append(iteration.dense)
+        self.version += 1
+        self.lags[iteration.lag] += 1
+        event = {"do": "apply", "workers": [worker], "clock": iteration.clock, "version": self.version, "lr": lr}
+        self._write({**event, "lag": iteration.lag})
+
+    def _step(self, update: Gradient, lr: float) -> None:
+        for table, (ids, _) in update.rows.items():
+            self.tables[table].touch(ids)  # whatever is full says so before anything changes
+        for table, (ids, gradients) in update.rows.items():
+            self.tables[table].push(ids, gradients, lr=lr)
+        if update.dense is not None:
+            self.dense.step(update.dense, touched=self._named(update.touched), lr=lr)
+
+    def _named(self, touched: list[bool] | None) -> Iterable[str] | None:
+        return None if touched is None else [name for name, used in zip(self.dense.parameters, touched) if used]
+
+    def _write(self, event: dict) -> None:
+        if self._log is not None:
+            self._log(event)

@@ -1,0 +1,83 @@
+"""Which update a layout has: by the ring of replicas, by a stage on its own, or through servers."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from hpctrain.comm.buffer import allocate
+from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.roles import Roles
+from hpctrain.config import Config
+from hpctrain.model.gradients import FlatGradients
+from hpctrain.plan.schedule import SCHEDULES
+from hpctrain.plan.sharding import Segment
+from hpctrain.train.client import ParameterClient
+from hpctrain.train.errors import AgreedError
+from hpctrain.train.layout import place_of
+from hpctrain.train.local_update import LocalUpdate
+from hpctrain.train.lookups import LocalRows, Lookups, ServedRows, Source
+from hpctrain.train.ring_and_servers import RingAndServers
+from hpctrain.train.served_update import ServedUpdate
+from hpctrain.train.service import describe
+from hpctrain.train.tables import Tables, local_tables, service_settings, table_dtype, table_shapes
+from hpctrain.train.update import Update
+
+
+def build_update(
+    config: Config, mesh: Mesh, gradients: FlatGradients, roles: Roles | None, tables: Tables
+) -> Callable[..., Update]:
+    """What makes the update, from what all kinds of it need. Collective where there are servers."""
+    if roles is None:
+        if not SCHEDULES[config.schedule].flushes:
+            place = place_of(config, mesh.stage)
+            return partial(LocalUpdate, name=config.schedule, place=place, vertical_sync=config.vertical_sync)
+        return partial(Update, lookups=_lookups(config, tables, local_rows(config, tables)))
+    through_ring = config.dense_via == "ring"
+    flat = torch.empty(0) if through_ring else flatten(gradients)
+    client = _client(config, roles, gradients, flat, tables)
+    local = config.update == "worker"
+    lookups = _lookups(config, tables, local_rows(config, tables) if local else ServedRows(client))
+    if through_ring:
+        return partial(RingAndServers, client=client, lookups=lookups)
+    how = {"delay": config.delay, "window": config.delay_window}
+    return partial(ServedUpdate, client=client, flat=flat, lookups=lookups, **how)
+
+
+def local_rows(config: Config, tables: Tables) -> LocalRows:
+    return LocalRows(local_tables(config, tables.tables, tables.modules))
+
+
+def flatten(gradients: FlatGradients) -> torch.Tensor:
+    """One memory for all parameters, laid out as their gradients; the parameters lie in it from now on.
+
+    AgreedError where they have several dtypes.
+    """
+    try:
+        like = gradients.flat
+    except ValueError as error:
+        raise AgreedError(f"--servers: {error}") from None
+    flat = torch.from_numpy(allocate(like.nbytes)).view(like.dtype).zero_()
+    for name, place in gradients.places.items():
+        parameter = gradients.parameters[name]
+        with torch.no_grad():
+            flat[place].copy_(parameter.reshape(-1))
+        parameter.data = flat[place].view(parameter.shape)
+    return flat
+
+
+def _lookups(config: Config, tables: Tables, source: Source) -> Lookups | None:
+    if not tables.modules:
+        return None
+    return Lookups(tables.modules, tables.tables, source, tables.batches, table_dtype(config))
+
+
+def _client(
+    config: Config, roles: Roles, gradients: FlatGradients, flat: torch.Tensor, tables: Tables
+) -> ParameterClient:
+    dtype = flat.dtype if len(flat) else table_dtype(config)
+    places = gradients.places if len(flat) else {}
+    segments = [Segment(name, place.start, place.stop) for name, place in places.items()]
+    shapes = table_shapes(tables.tables, tables.modules)
+    described = describe(service_settings(config), dtype, segments, len(flat), shapes, roles.num_servers)
+    return ParameterClient(roles, described, flat)
