@@ -14,19 +14,28 @@ if TYPE_CHECKING:
     from hpctrain.comm.abort import abort_on_error
     from hpctrain.comm.allreduce import AllReduce
     from hpctrain.comm.mesh import Mesh
+    from hpctrain.comm.roles import Roles
+    from hpctrain.tasks.table import Table
     from hpctrain.train.api import DataParallel
+    from hpctrain.train.own_loop import ParameterClient
     from hpctrain.train.pipeline import Pipeline
     from hpctrain.train.sampler import Sampler
+    from hpctrain.train.server import ParameterServer
 
 __version__ = "0.1.0"
-__all__ = ["AllReduce", "DataParallel", "Mesh", "Pipeline", "Sampler", "abort_on_error"]
+__all__ = ["AllReduce", "DataParallel", "Mesh", "ParameterClient", "ParameterServer", "Pipeline", "Roles", "Sampler"]
+__all__ += ["Table", "abort_on_error"]
 
 _HOMES = {
     "AllReduce": "hpctrain.comm.allreduce",
     "DataParallel": "hpctrain.train.api",
     "Mesh": "hpctrain.comm.mesh",
+    "ParameterClient": "hpctrain.train.own_loop",
+    "ParameterServer": "hpctrain.train.server",
     "Pipeline": "hpctrain.train.pipeline",
+    "Roles": "hpctrain.comm.roles",
     "Sampler": "hpctrain.train.sampler",
+    "Table": "hpctrain.tasks.table",
     "abort_on_error": "hpctrain.comm.abort",
 }
 

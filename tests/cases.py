@@ -41,6 +41,13 @@ PIPELINE, BORDERS, ASYNCHRONOUS, STAGES = (
     "tests/train/test_asynchronous.py",
     "tests/train/test_stages.py",
 )
+SERVICE, SERVED, TABLES, STALENESS = (
+    "tests/train/test_service.py",
+    "tests/train/test_served.py",
+    "tests/model/test_tables.py",
+    "tests/plan/test_staleness.py",
+)
+REPLAY = "tests/train/test_replay.py::test_training_equals_what_its_logs_say"
 GRID = f"{PIPELINE}::test_every_grid_and_schedule_equals_one_process"
 ANY_MODEL = f"{BORDERS}::test_any_model_equals_one_process"
 OWN_MICROBATCH = f"{BORDERS}::test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many"
@@ -348,6 +355,59 @@ CASES = [
             f"{ONE_RANK}::test_an_exception_in_a_training_step_names_its_rank_on_every_line",
             "tests/report/test_streams.py::test_lines_of_many_processes_stay_whole",
         ),
+    ),
+    # parameter servers and tables
+    Case(
+        "S01",
+        "a worker finishes early, the rest wait",
+        (
+            f"{SERVICE}::test_nobody_waits_for_a_worker_that_has_finished_or_had_nothing_to_do",
+            f"{STALENESS}::test_the_bound_holds_and_nobody_waits_for_ever",
+        ),
+    ),
+    Case(
+        "S03",
+        "asynchronous training that does not converge, and no figure says why",
+        ("tests/cli/test_servers.py::test_the_bound_holds_and_the_log_has_everything", REPLAY),
+    ),
+    Case(
+        "S05", "a pull has parts of different versions", (f"{SERVICE}::test_a_pull_never_holds_parts_of_two_updates",)
+    ),
+    Case(
+        "S07",
+        "duplicate ids in one push",
+        (
+            f"{TABLES}::test_a_push_of_duplicates_is_one_step_with_their_sum",
+            f"{SERVED}::test_gathered_rounds_equal_one_process",
+        ),
+    ),
+    Case(
+        "S08",
+        "ids out of range",
+        (
+            f"{SERVICE}::test_what_is_refused_is_named_and_changes_nothing",
+            f"{TABLES}::test_errors_name_the_first_id_and_change_nothing",
+        ),
+    ),
+    Case("S10", "the server is flooded", (f"{SERVICE}::test_workers_that_push_without_end_are_held_back",)),
+    Case(
+        "S11", "limits of shutdown and idle time", reason="nothing here has a limit of time: a wait ends with its event"
+    ),
+    Case(
+        "S12",
+        "the bound is checked in the wrong place",
+        (REPLAY, f"{STALENESS}::test_a_read_waits_for_its_own_update_too"),
+    ),
+    Case("S14", "one server is the bottleneck", ("tests/cli/test_servers.py::test_the_summary_says_what_servers_did",)),
+    Case(
+        "S15",
+        "a second run on the same ranks meets the state of the first",
+        (f"{SERVICE}::test_what_is_refused_is_named_and_changes_nothing",),
+    ),
+    Case(
+        "D11",
+        "sparse gradients blow up when gathered",
+        (f"{SERVED}::test_tables_along_the_ring_equal_those_of_one_process",),
     ),
     # failure, as far as it goes today
     Case(

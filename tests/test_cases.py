@@ -14,6 +14,8 @@ IDS = {
     "dtypes": "B03 B05",
     "dataparallel": "D01 D03 D06 D09 D12",
     "pipeline": "P01 P02 P04 P06 P08 P10 P11 P13 P15 P17 P18 P20 P21 P23 P27 P29",
+    "ps": "S01 S03 S05 S10 S11 S12 S14 S15",
+    "sparse": "S07 S08 D11",
     "numerics": "P24 D08 B14 B23 P25",
     "data": "A01 D04 D05",
     "ops": "O01",

@@ -16,7 +16,7 @@ from hpctrain.comm.tags import SERVICE
 
 _HEADER = struct.Struct("<7q3d16x")
 HEADER_BYTES = _HEADER.size
-PULL, PUSH, DONE = 1, 2, 3  # of workers
+PULL, PUSH, DONE = 1, 2, 3  # of workers; a server answers DONE by itself
 VALUES, REFUSED, NOTE = 4, 5, 6  # of servers
 DENSE = -1  # in place of the number of a table
 

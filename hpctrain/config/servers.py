@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from hpctrain.config.settings import Config
 
 WITH_SERVERS = ("staleness", "update", "aggregate", "delay", "delay_window", "dense_via", "adapt_lr", "record_log")
-ANYWHERE = {"mean": 0, "sum": 0}  # aggregates that need no whole round
+AGGREGATES = ("mean", "sum", "median", "trimmed-mean")
+ANYWHERE = AGGREGATES[:2]  # that need no whole round
 
 
 class Straggler(NamedTuple):
@@ -48,6 +49,9 @@ def check_servers(config: Config) -> None:
 def _check_staleness(config: Config) -> None:
     if config.staleness != float("inf") and config.staleness != int(config.staleness):
         raise UsageError(f"--staleness {config.staleness:g}: expected a whole number of rounds, or inf")
+    file, _, function = config.aggregate.rpartition(":")
+    if config.aggregate not in AGGREGATES and not (file.endswith(".py") and function):
+        raise UsageError(f"--aggregate {config.aggregate}: expected {', '.join(AGGREGATES)} or FILE.py:function")
     if config.staleness and config.aggregate not in ANYWHERE:
         raise UsageError(
             f"--aggregate {config.aggregate}: needs the pushes of a whole round, so --staleness 0; mean and sum do not"

@@ -17,7 +17,9 @@ LR_SCHEDULES = ("constant", "linear", "cosine")
 class Config:
     """A training run. Raises UsageError for a value out of range."""
 
-    task: str = flag("text", "what to train: text, images, FILE.py:Name or package.module:Name", metavar="NAME")
+    task: str = flag(
+        "text", "what to train: text, images, ratings, FILE.py:Name or package.module:Name", metavar="NAME"
+    )
     task_option: dict = flag(dict, "a setting of the task, such as layers=4; may be repeated", metavar="KEY=VALUE")
     data: str | None = flag(
         None, "a file or folder of your own; without it the task's built-in real data", metavar="PATH"

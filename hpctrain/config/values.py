@@ -42,8 +42,10 @@ def check_value(name: str, value: Any, kind: Any, rules) -> None:
     if "choices" in rules and value not in rules["choices"]:
         raise UsageError(f"{name}: expected one of {', '.join(rules['choices'])}; got {value!r}")
     low, above, below = rules.get("minimum", -math.inf), rules.get("above", -math.inf), rules.get("below", math.inf)
-    finite = value == math.inf and rules.get("infinite") or not isinstance(value, float) or math.isfinite(value)
-    if isinstance(value, (int, float)) and not (value >= low and above < value < below and finite):
+    may_be = value == math.inf and rules.get("infinite", False)
+    if isinstance(value, (int, float)) and not (
+        may_be or value >= low and above < value < below and math.isfinite(value)
+    ):
         raise UsageError(f"{name}: expected {describe(kinds[0], rules)}, got {value!r}")
 
 

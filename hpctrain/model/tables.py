@@ -213,11 +213,10 @@ class DenseTable:
             self.places[name] = slice(offset, offset + tensor.numel())
             offset += -(-tensor.numel() // unit) * unit
         self.values, self.gradients = (_aligned(offset, self.dtype) for _ in range(2))
-        self.parameters, self._views = {}, {}
+        self.parameters = {}
         for name, tensor in segments.items():
             self.values[self.places[name]] = tensor.detach().reshape(-1)
             self.parameters[name] = nn.Parameter(self.values[self.places[name]].view(tensor.shape))
-            self._views[name] = self.gradients[self.places[name]].view(tensor.shape)
         self.optimizer: torch.optim.Optimizer = make_optimizer(list(self.parameters.values()))
 
     def step(
@@ -226,8 +225,8 @@ class DenseTable:
         """One step of the segments named in `touched` (None: of all), with `gradients` times `scale`.
 
         `gradients` are sums, laid out as `values`; they may be the table's own `gradients`, which holds them scaled
-        afterwards. The other segments and their optimizer state stay. `lr` is set in all parameter groups. After a
-        TableError no value has changed.
+        afterwards where `scale` is not 1. The other segments and their optimizer state stay. `lr` is set in all
+        parameter groups. After a TableError no value has changed.
         """
         touched = set(self.parameters if touched is None else touched)
         strange = sorted(touched - self.parameters.keys())
@@ -236,9 +235,10 @@ class DenseTable:
             raise TableError(f"dense table: there is no segment {strange[0]}")
         if given != wanted:
             raise TableError(f"dense table: gradients {given[0]} {given[1]}, not {wanted[0]} {wanted[1]}")
-        torch.mul(gradients, scale, out=self.gradients)
+        if scale != 1.0:
+            gradients = torch.mul(gradients, scale, out=self.gradients)
         for name, parameter in self.parameters.items():
-            parameter.grad = self._views[name] if name in touched else None
+            parameter.grad = gradients[self.places[name]].view_as(parameter) if name in touched else None
             if self.check_finite and parameter.grad is not None and not parameter.grad.isfinite().all():
                 raise TableError(f"dense table: the gradient of {name} holds NaN or infinity")
         if lr is not None:

@@ -32,7 +32,8 @@ from hpctrain.train.lookups import KeptBatches
 from hpctrain.train.optimizer import build_optimizer
 from hpctrain.train.passes import Passes
 from hpctrain.train.start import start_equal
-from hpctrain.train.tables import Tables, check_found, check_tables, tables_of, with_lookups
+from hpctrain.train.straggle import Straggle
+from hpctrain.train.tables import Tables, check, check_found, tables_of, with_lookups
 from hpctrain.train.tied import TiedWeights
 from hpctrain.train.which_update import build_update
 
@@ -86,8 +87,7 @@ def build_executor(
         example = partial(_first_inputs, config, task)
     assignment = assign_layers(config, factories, mesh, example)
     with agreed(mesh.everybody):
-        described = tables_of(task)
-        check_tables(config, described)
+        check(config, described := tables_of(task))
     factories, modules = with_lookups(factories, described, is_module) if described else (factories, {})
     stage, names, tied = build_part(config, task, factories, assignment, mesh)
     check_found(described, modules)
@@ -100,12 +100,12 @@ def build_executor(
     trained = list(gradients.parameters.values())
     optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
     update = make(stage, gradients, optimizer, mesh, names, tied, on_nan=config.on_nan, clip_norm=config.clip_norm)
-    split = None
-    if SCHEDULES[config.schedule].splits_backward:
-        split = SplitBackward(stage.layers, stage.named_parameters())
-    links = Links(mesh, len(stage.parts))
-    passes = Passes(stage, batches, task.loss, links, update, config.recompute, split)
-    return Executor(passes, update, config.schedule, place_of(config, mesh.stage))
+    splits = SCHEDULES[config.schedule].splits_backward
+    split = SplitBackward(stage.layers, stage.named_parameters()) if splits else None
+    passes = Passes(stage, batches, task.loss, Links(mesh, len(stage.parts)), update, config.recompute, split)
+    executor = Executor(passes, update, config.schedule, place_of(config, mesh.stage))
+    executor.straggle = Straggle(config.straggler, config.seed, mesh.rank) if config.straggler else None
+    return executor
 
 
 def _optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -13,16 +13,15 @@ import torch
 
 from hpctrain.comm import messages
 from hpctrain.comm.abort import RankFailed
-from hpctrain.comm.buffer import allocate, as_buffer
 from hpctrain.comm.messages import HEADER_BYTES, Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import take_back, wait_until
 from hpctrain.comm.roles import Roles
 from hpctrain.train.pull import Part, Pull
-from hpctrain.train.service import Description
+from hpctrain.train.service import Description, as_bytes, empty
 
 
-class ParameterClient:
+class ServiceClient:
     """Of a worker. `description` and the dense arena's first values are worker 0's word, told to all servers.
 
     Collective with the ParameterServer of each server, and with the other workers.
@@ -42,6 +41,7 @@ class ParameterClient:
         self._notes: tuple[Any, np.ndarray] | None = self._listen_to_notes() if roles.rank == 0 else None
         self.notes: deque[tuple[int, float, float]] = deque()  # clock, loss and items of rounds that all have finished
         self._closed, roles.client = False, self
+        self._gone: set[int] = set()  # servers from which nothing follows
         if roles.rank == 0:
             self._send_initial(initial)
 
@@ -90,11 +90,12 @@ class ParameterClient:
         width = self.description.tables[table].width
         pull, flags = self._pull(clock, table, self._empty(len(ids), width)), 0 if create else messages.LOOKS
         for server, chosen in self._shared_out(ids):
-            if len(chosen):
-                wanted, rows = ids[chosen].contiguous(), self._empty(len(chosen), width)
+            wanted = _rows(ids, chosen)
+            if len(wanted):
+                rows = pull.values if chosen is None else self._empty(len(wanted), width)
                 header = Header(messages.PULL, table, 0, clock, len(wanted), _or(bound), _or(own), flags=flags)
                 self._ask(pull, server, header, [rows], chosen)
-                self._send(server, messages.IDS, _bytes(wanted))
+                self._send(server, messages.IDS, as_bytes(wanted))
         return pull
 
     def pull_gradient(self, table: int, clock: int) -> Pull:
@@ -123,10 +124,11 @@ class ParameterClient:
         """
         for table, (ids, sums) in sorted((rows or {}).items()):
             for server, chosen in self._shared_out(ids):
-                if len(chosen):
-                    self._tell(server, Header(messages.PUSH, table, 0, clock, len(chosen)))
-                    self._send(server, messages.IDS, _bytes(ids[chosen].contiguous()))
-                    self._send(server, messages.PUSHED, _bytes(sums[chosen].contiguous()))
+                pushed = _rows(ids, chosen)
+                if len(pushed):
+                    self._tell(server, Header(messages.PUSH, table, 0, clock, len(pushed)))
+                    self._send(server, messages.IDS, as_bytes(pushed))
+                    self._send(server, messages.PUSHED, as_bytes(_rows(sums, chosen)))
         rest = list(touched or ())
         for server in self._servers:
             part = self.description.parts[server]
@@ -138,7 +140,7 @@ class ParameterClient:
             if flags & messages.PARTLY:
                 self._send(server, messages.IDS, np.array(mask, np.uint8))
             if count:
-                dense_part = _bytes(dense[part.start : part.stop])
+                dense_part = as_bytes(dense[part.start : part.stop])
                 self._dense_sends.append(self._send(server, messages.PUSHED, dense_part))
 
     def wait_sent(self) -> None:
@@ -152,7 +154,7 @@ class ParameterClient:
             return
         for server in self._servers:
             self._tell(server, Header(messages.DONE))
-        self.progress.wait(lambda: self.poll() or self.outbox.poll())
+        self.progress.wait(lambda: self.poll() or (len(self._gone) == len(self._servers) and self.outbox.poll()))
         self._closed = True
         self.progress.remove(self)
         listening = [request for request, _ in self._answers.values()]
@@ -185,6 +187,9 @@ class ParameterClient:
             text = np.empty(header.count, np.uint8)
             wait_until(self._comm.Irecv(text, self._rank(server), messages.TEXT).Test)
             raise RankFailed(f"server {server}: {text.tobytes().decode()}")
+        if header.kind == messages.DONE:
+            self._gone.add(server)
+            return
         pull = self._pulls[header.request]
         pull.versions[server], part = header.bound, pull.parts[server]
         part.answered = True
@@ -214,7 +219,8 @@ class ParameterClient:
 
     def _receive(self, server: int, request: int, memory: list) -> list:
         tag, rank = messages.answer_tag(request), self._rank(server)
-        return [self._comm.Irecv(_bytes(each), rank, tag) for each in memory]
+        views = (each if isinstance(each, np.ndarray) else as_bytes(each) for each in memory)
+        return [self._comm.Irecv(each, rank, tag) for each in views]
 
     def _tell(self, server: int, header: Header) -> None:
         self.outbox.notify(self._rank(server), messages.TO_SERVER, header.pack())
@@ -234,16 +240,17 @@ class ParameterClient:
     def _send_initial(self, values: torch.Tensor) -> None:
         for server, part in enumerate(self.description.parts):
             if part.segments:
-                self._send(server, messages.START, _bytes(values[part.start : part.stop].contiguous()))
+                self._send(server, messages.START, as_bytes(values[part.start : part.stop].contiguous()))
         self.progress.wait(self.outbox.poll)
 
-    def _shared_out(self, ids: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """By server: which of the ids are its own."""
+    def _shared_out(self, ids: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
+        """By server: which of the ids are its own; None: all."""
+        if len(self._servers) == 1:
+            return [(0, None)]
         return [(server, (ids % len(self._servers) == server).nonzero()[:, 0]) for server in self._servers]
 
     def _empty(self, rows: int, width: int) -> torch.Tensor:
-        dtype = self.description.torch_dtype
-        return torch.from_numpy(allocate(rows * width * dtype.itemsize)).view(dtype).view(rows, width)
+        return empty(self.description.torch_dtype, rows, width)
 
     def _rank(self, server: int) -> int:
         return self._roles.rank_of_server(server)
@@ -254,6 +261,9 @@ def _or(value: int | float | None) -> int:
     return -1 if value is None else int(value)
 
 
-def _bytes(data) -> np.ndarray:
-    buffer = as_buffer(data.reshape(-1))
-    return buffer.message(0, len(buffer))
+def _rows(values: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
+    """A copy of these rows, None: of all. By NumPy, which copies row by row."""
+    return values.clone() if chosen is None else torch.from_numpy(values.numpy().take(chosen.numpy(), axis=0))
+
+
+ParameterClient = ServiceClient

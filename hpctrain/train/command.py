@@ -98,6 +98,7 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
     absolute = {
         "task": absolute_name(config.task),
         "task_option": settled_options(config.task, config.task_option),
+        "aggregate": absolute_name(config.aggregate),
         "data": config.data and str(Path(config.data).absolute()),
         "run_dir": None,
     }
@@ -150,11 +151,17 @@ def check_packages(config: Config) -> None:
 def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_held_out: int) -> list[str]:
     """Lines about flags without effect and about sizes that do not fit each other."""
     lines = []
-    rows, pieces = config.global_batch_size, num_ranks // config.stages * config.num_microbatches
+    rows, replicas = config.global_batch_size, grid_of(config, num_ranks).num_replicas
+    pieces = replicas * config.num_microbatches
     if "momentum" in given and config.optimizer != "momentum":
         lines.append(f"--momentum has no effect with --optimizer {config.optimizer}")
     if "lr_min" in given and config.lr_schedule == "constant":
         lines.append("--lr-min has no effect with --lr-schedule constant")
+    if config.servers and config.staleness and pieces > 1 and "lr" not in given:
+        lines.append(
+            f"--staleness {config.staleness:g}: each worker's push is an update of its own, {replicas} in each step;"
+            f" --lr {config.lr:g} may be too large"
+        )
     if config.stages == 1:
         idle = ["stage_split", "pipeline_warmup", "rank_order"] + ["schedule"] * SCHEDULES[config.schedule].flushes
         lines += [f"--{name.replace('_', '-')} has no effect with one stage" for name in idle if name in given]

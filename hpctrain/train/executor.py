@@ -11,6 +11,7 @@ from hpctrain.plan.program import actions, updates_after
 from hpctrain.plan.schedule import COMPUTES, SCHEDULES, Action, Op, Place
 from hpctrain.train.batches import Batches
 from hpctrain.train.passes import Passes
+from hpctrain.train.straggle import Straggle
 from hpctrain.train.timing import Timing
 from hpctrain.train.update import StepResult, Update
 
@@ -24,6 +25,7 @@ class Executor:
 
     def __init__(self, passes: Passes, update: Update, name: str, place: Place):
         self.passes, self.update, self.name, self.place = passes, update, name, place
+        self.straggle: Straggle | None = None
         self.watchers: list[Callable[[Action, int, float, float], None]] = []
         self.timing = Timing()
         self._methods = {**passes.methods, **update.methods}
@@ -64,7 +66,11 @@ class Executor:
         self.passes.begin(step)
         self.update.begin(step)
         self.timing.begin()
+        computed = 0.0  # seconds since the last update
         for action in actions:
+            if self.straggle is not None and action.op in (Op.REDUCE, Op.PUSH):
+                self.straggle.after(step + self._steps_before(action), computed)
+                computed = 0.0
             began = time.perf_counter()
             counts = action.op in COMPUTES and not self.passes.is_empty(action)
             self._arm(action)
@@ -72,6 +78,7 @@ class Executor:
             ended = time.perf_counter()
             if counts:
                 self.timing.add(action.op, began, ended)
+                computed += ended - began
             for watch in self.watchers:
                 watch(action, step + self._steps_before(action), began, ended)
             self._progress.poll()

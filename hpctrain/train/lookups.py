@@ -12,7 +12,7 @@ from hpctrain.model.lookup import Lookup
 from hpctrain.model.tables import EmbeddingTable
 from hpctrain.tasks.table import Table
 from hpctrain.train.batches import Batches, MicroBatch
-from hpctrain.train.client import ParameterClient
+from hpctrain.train.client import ServiceClient
 from hpctrain.train.pull import Pull
 
 Rows = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by table: ids (n,), ascending, and numbers (n, width)
@@ -82,7 +82,7 @@ class LocalRows:
 class ServedRows:
     """Tables on servers. `clock`: when reads outside training take place."""
 
-    def __init__(self, client: ParameterClient):
+    def __init__(self, client: ServiceClient):
         self._client = client
         self.numbers = {table.name: number for number, table in enumerate(client.description.tables)}
         self._pulls: dict[int, dict[str, Pull]] = {}

@@ -4,7 +4,7 @@ import time
 
 from hpctrain.plan.program import TABLES
 from hpctrain.plan.schedule import Action, Op
-from hpctrain.train.client import ParameterClient
+from hpctrain.train.client import ServiceClient
 from hpctrain.train.lookups import ServedRows, check_rows
 from hpctrain.train.update import Update
 
@@ -14,7 +14,7 @@ class RingAndServers(Update):
 
     served = TABLES
 
-    def __init__(self, *args, client: ParameterClient, **settings):
+    def __init__(self, *args, client: ServiceClient, **settings):
         super().__init__(*args, **settings)
         self.client, self._until = client, 0
         self._numbers = {table.name: number for number, table in enumerate(client.description.tables)}

@@ -15,8 +15,8 @@ from hpctrain.plan.program import ALL
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.agreement import whole
-from hpctrain.train.client import ParameterClient
-from hpctrain.train.lookups import LocalRows, ServedRows, check_rows
+from hpctrain.train.client import ServiceClient
+from hpctrain.train.lookups import LocalRows, Rows, ServedRows, check_rows
 from hpctrain.train.pull import Pull
 from hpctrain.train.update import StepResult, Update
 
@@ -30,7 +30,7 @@ class ServedUpdate(Update):
 
     served = ALL
 
-    def __init__(self, *args, client: ParameterClient, flat: torch.Tensor, delay: int = 0, window: int = 0, **settings):
+    def __init__(self, *args, client: ServiceClient, flat: torch.Tensor, delay: int = 0, window: int = 0, **settings):
         super().__init__(*args, **settings)
         self.client, self.flat = client, flat
         self._every, self._window = delay + 1, window
@@ -104,34 +104,43 @@ class ServedUpdate(Update):
             self.lookups.ask(step + 1, self._clock_of(step + 1))
 
     def _take(self, step: int) -> None:
-        for pull in self._pulls.pop(step, []):
-            pull.wait()
-            if self._steps_here:
-                self._apply(pull, step - 1)
-            elif pull.values is not self.flat:
-                self.flat.copy_(pull.values)
+        pulls = [pull.wait() for pull in self._pulls.pop(step, [])]
+        if pulls and self._steps_here:
+            self._apply(*pulls, step=step - 1)
+        for pull in pulls:
+            if pull.table < 0 and pull.values is not self.flat:
+                if not self._steps_here:
+                    self.flat.copy_(pull.values)
                 self._unused.append(pull.values)
 
     def _memory(self) -> torch.Tensor:
         return self._unused.pop() if self._unused else torch.empty_like(self.flat)
 
-    def _apply(self, pull: Pull, step: int) -> None:
+    def _apply(self, dense: Pull, *tables: Pull, step: int) -> None:
         """One step of this worker's copy, with the gradient of all."""
-        if pull.table >= 0:
-            rows = self.lookups.source
-            assert isinstance(rows, LocalRows)
-            name = self.client.description.tables[pull.table].name
-            rows.change({name: (pull.ids, pull.values)}, self.rate(step))
-            return
-        if pull.items and len(self.flat):
-            touched = {segment.name for segment, used in zip(self._segments, pull.touched) if used}
-            self.gradients.flat.copy_(pull.values)
+        rows = {self.client.description.tables[pull.table].name: (pull.ids, pull.values) for pull in tables}
+        rows = {name: each for name, each in rows.items() if len(each[0])}
+        scale = 1.0
+        if dense.items and len(self.flat):
+            touched = {segment.name for segment, used in zip(self._segments, dense.touched) if used}
+            self.gradients.flat.copy_(dense.values)
             self.gradients.attach(touched)
             if self.clip_norm is not None:
-                self.gradients.clip(self.clip_norm)
+                scale = self._clip(rows)
             self.change(step)
             self.gradients.zero()
-        self._unused.append(pull.values)
+        if rows:
+            assert isinstance(self.lookups.source, LocalRows)
+            self.lookups.source.change(rows, self.rate(step), scale)
+
+    def _clip(self, rows: Rows) -> float:
+        """Shortens the gradient of dense part and rows together; returns what the rows have yet to be multiplied by."""
+        if self.lookups is None:
+            self.gradients.clip(self.clip_norm)
+            return 1.0
+        squares = [float(torch.linalg.vector_norm(sums, dtype=torch.float64)) ** 2 for _, sums in rows.values()]
+        norm = math.sqrt(self.gradients.squared_norm(self.gradients.parameters) + sum(squares))
+        return self.gradients.shorten(self.clip_norm, norm)
 
     # ---- pushes
 

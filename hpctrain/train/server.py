@@ -13,26 +13,26 @@ import numpy as np
 import torch
 
 from hpctrain.comm import messages
-from hpctrain.comm.buffer import allocate, as_buffer
 from hpctrain.comm.messages import HEADER_BYTES, Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import Backoff
 from hpctrain.comm.roles import Roles
-from hpctrain.train.service import Description, build_dense, build_tables
+from hpctrain.train.service import Description, as_bytes, build_dense, build_tables, empty
 from hpctrain.train.shard import Refused, Shard
 
 
 class ParameterServer:
-    """Serves the workers of `roles` until the last of them is done. Collective with their ParameterClient, or with one
+    """Serves the workers of `roles` until the last of them is done. Collective with their ServiceClient, or with one
     who says that there will be none.
 
     `record`: a text file to write the log to, one JSON object a line, where the settings ask for one.
     """
 
     def __init__(self, roles: Roles, record=None):
-        assert roles.is_server, "a worker makes a ParameterClient"
+        assert roles.is_server, "a worker makes a client"
         self._roles, self._comm, self._record = roles, roles.everybody.comm, record
         self.outbox = Outbox(self._comm, roles.progress)
+        self._refused: set[int] = set()  # workers of whose iteration a part was refused, and the rest is still to come
         self._leaving: list[Any] = []  # requests that send values from where they lie
         self.num_requests = self.peak_queue = 0
         self._moved = False
@@ -92,8 +92,11 @@ class ParameterServer:
             header = Header.unpack(data)
             self.num_requests += 1
             if header.kind == messages.DONE:
+                yield from self._leave()
                 self._safely(worker, header, lambda: self.shard.retire(worker))
                 self._release()
+                answer = Header(messages.DONE)  # nothing follows
+                self.outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
                 return
             if header.kind == messages.PULL:
                 yield from self._pull(worker, header)
@@ -126,7 +129,7 @@ class ParameterServer:
             ids = np.empty(header.count, np.int64)
             yield from self._receive(worker, ids.view(np.uint8), messages.IDS)
             width = self.description.tables[header.table].width if header.table < len(self.shard.tables) else 0
-            values = self._empty(header.count * width).view(header.count, -1)
+            values = empty(self._dtype, header.count, width)
             ids = torch.from_numpy(ids)
         elif header.flags & messages.PARTLY:
             touched = np.empty(len(self._part.segments), np.uint8)
@@ -134,21 +137,25 @@ class ParameterServer:
             touched = touched.astype(bool).tolist()
         if header.table < 0 and header.count:
             fits = self.shard.free and len(self.shard.free[-1]) == header.count
-            values = self.shard.free.pop() if fits else self._empty(header.count)
+            values = self.shard.free.pop() if fits else empty(self._dtype, header.count)
         if values is not None:
-            yield from self._receive(worker, _bytes(values), messages.PUSHED)
-        refused = self._safely(
-            worker, header, lambda: self.shard.stage(worker, header.clock, header.table, touched, ids, values)
-        )
-        if refused:
-            self.shard.drop(worker)
-        elif header.flags & messages.LAST:
-            while not all(request.Test() for request in self._leaving):
-                yield
-            self._leaving.clear()
-            finished = header.clock, header.items, header.loss, header.lr
-            self._safely(worker, header, lambda: self.shard.finish(worker, *finished))
-            self._release()
+            yield from self._receive(worker, as_bytes(values), messages.PUSHED)
+        is_last, parts = bool(header.flags & messages.LAST), (header.clock, header.table, touched, ids, values)
+        if worker not in self._refused and not self._safely(worker, header, lambda: self.shard.stage(worker, *parts)):
+            if is_last:
+                yield from self._leave()
+                finished = header.clock, header.items, header.loss, header.lr
+                self._safely(worker, header, lambda: self.shard.finish(worker, *finished))
+                self._release()
+            return
+        self.shard.drop(worker)
+        (self._refused.discard if is_last else self._refused.add)(worker)
+
+    def _leave(self) -> Iterator[None]:
+        """Returns when the values that are sent from where they lie have left: something may be applied."""
+        while not all(request.Test() for request in self._leaving):
+            yield
+        self._leaving.clear()
 
     def _safely(self, worker: int, header: Header, call) -> bool:
         """Whether it was refused, which the worker is told."""
@@ -187,7 +194,7 @@ class ParameterServer:
         if header.table < 0 and not live:
             values = values.clone()
         self._reply(worker, header, len(values))
-        request = self.outbox.post(worker, messages.answer_tag(header.request), _bytes(values))
+        request = self.outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
         if live:
             self._leaving.append(request)
 
@@ -199,8 +206,8 @@ class ParameterServer:
             ids, rows = update.rows.get(header.table, (torch.empty(0, dtype=torch.int64), None))
             self._reply(worker, header, len(ids), update.items, update.loss)
             if len(ids):
-                self.outbox.post(worker, tag, _bytes(ids))
-                self.outbox.post(worker, tag, _bytes(rows.contiguous()))
+                self.outbox.post(worker, tag, as_bytes(ids))
+                self.outbox.post(worker, tag, as_bytes(rows.contiguous()))
             return
         touched = [False] * len(self._part.segments) if update.dense is None else update.touched
         touched = [True] * len(self._part.segments) if touched is None else touched
@@ -208,7 +215,7 @@ class ParameterServer:
         self._reply(worker, header, len(dense), update.items, update.loss)
         if self._part.segments:
             self.outbox.post(worker, tag, np.array(touched, np.uint8))
-            self._leaving.append(self.outbox.post(worker, tag, _bytes(dense)))
+            self._leaving.append(self.outbox.post(worker, tag, as_bytes(dense)))
 
     def _dense_values(self) -> torch.Tensor:
         return torch.empty(0, dtype=self._dtype) if self.shard.dense is None else self.shard.dense.values
@@ -234,25 +241,17 @@ class ParameterServer:
 
     def _note(self, clock: int, loss: float, items: float) -> None:
         """Tells worker 0 of a round that all have finished; the first server does."""
-        if self._roles.server == 0:
+        if self._roles.server == 0 and self.shard.clock.running[0]:
             self.outbox.post(0, messages.NOTES, np.array([clock, loss, items]).view(np.uint8), control=True)
 
     # ---- beginning
 
     def _initial_values(self) -> torch.Tensor:
         """What worker 0 begins with."""
-        values = self._empty(len(self._part))
+        values = empty(self._dtype, len(self._part))
         if self._part.segments:
-            self._roles.progress.wait(self._comm.Irecv(_bytes(values), 0, messages.START).Test)
+            self._roles.progress.wait(self._comm.Irecv(as_bytes(values), 0, messages.START).Test)
         return values
-
-    def _empty(self, count: int) -> torch.Tensor:
-        return torch.from_numpy(allocate(count * self._dtype.itemsize)).view(self._dtype)
 
     def _log(self, event: dict) -> None:
         self._record.write(json.dumps(event) + "\n")
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    buffer = as_buffer(tensor.reshape(-1))
-    return buffer.message(0, len(buffer))

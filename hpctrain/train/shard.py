@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hpctrain.model.aggregate import Aggregate
-from hpctrain.model.row_values import add_up
+from hpctrain.model.row_values import add_up, sum_duplicates
 from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
 from hpctrain.plan.staleness import StalenessClock
 from hpctrain.train.service import ServiceSettings
@@ -202,8 +202,8 @@ class Shard:
             total = pushed[0].dense
             for iteration in pushed[1:]:
                 total += iteration.dense
-            if self.settings.aggregate == "mean":
-                total *= 1.0 / sum(iteration.items for iteration in each)
+            if self.settings.aggregate == "mean" and (items := sum(iteration.items for iteration in each)) != 1:
+                total *= 1.0 / items
             return total, touched
         stacked = torch.stack([iteration.dense for iteration in pushed])
         return self._aggregate.dense(stacked, [iteration.items for iteration in pushed]), touched
@@ -214,7 +214,11 @@ class Shard:
             return None
         if self.settings.aggregate not in ("mean", "sum"):
             return self._aggregate.rows(rows)
-        ids, sums = add_up([(ids, sums) for ids, sums, _ in rows])
+        if len(rows) == 1 and self.settings.update == "server":  # then nobody sees in which order they are
+            ids, sums = sum_duplicates(rows[0][0].numpy(), rows[0][1])
+            ids = torch.from_numpy(ids)
+        else:
+            ids, sums = add_up([(ids, sums) for ids, sums, _ in rows])
         return ids, sums.mul_(1.0 / items) if self.settings.aggregate == "mean" else sums
 
     def _apply_one(self, worker: int, iteration: Iteration) -> None:
@@ -233,7 +237,7 @@ class Shard:
         self._write({**event, "lag": iteration.lag})
 
     def _step(self, update: Gradient, lr: float) -> None:
-        for table, (ids, _) in update.rows.items():
+        for table, (ids, _) in update.rows.items() if len(update.rows) > 1 else ():
             self.tables[table].touch(ids)  # whatever is full says so before anything changes
         for table, (ids, gradients) in update.rows.items():
             self.tables[table].push(ids, gradients, lr=lr)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hpctrain.config import Config
+from hpctrain.model.aggregate import Aggregate
 from hpctrain.model.lookup import Lookup, replace_tables, without_values
 from hpctrain.model.row_optimizers import build_row_optimizer
 from hpctrain.model.tables import EmbeddingTable
@@ -56,8 +57,11 @@ def _build(factory: Callable[[], nn.Module], prefix: str, names: set[str], found
     return layer
 
 
-def check_tables(config: Config, tables: Mapping[str, Table]) -> None:
-    """AgreedError for a layout in which tables have no place, or that is of no use without any."""
+def check(config: Config, tables: Mapping[str, Table]) -> None:
+    """AgreedError for a layout in which tables have no place, or that is of no use without any. ValueError, one line,
+    for an --aggregate that cannot be loaded.
+    """
+    Aggregate(config.aggregate)
     if tables and config.stages > 1:
         raise AgreedError(f"--stages {config.stages}: the task has tables(), whose rows go to --servers; leave it out")
     if tables and not SCHEDULES[config.schedule].flushes:

@@ -9,7 +9,7 @@ from hpctrain.report.summary import write_json
 from hpctrain.report.trace import RankTrace, Trace, bubble_rate, chrome, hidden_share
 from hpctrain.train.executor import Executor
 
-WAITS = (Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.TIE, Op.AGREE)
+WAITS = (Op.PULL, Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.TIE, Op.AGREE, Op.PUSH)
 
 
 class Tracer:

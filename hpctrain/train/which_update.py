@@ -12,7 +12,7 @@ from hpctrain.config import Config
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.sharding import Segment
-from hpctrain.train.client import ParameterClient
+from hpctrain.train.client import ServiceClient
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.layout import place_of
 from hpctrain.train.local_update import LocalUpdate
@@ -74,10 +74,10 @@ def _lookups(config: Config, tables: Tables, source: Source) -> Lookups | None:
 
 def _client(
     config: Config, roles: Roles, gradients: FlatGradients, flat: torch.Tensor, tables: Tables
-) -> ParameterClient:
+) -> ServiceClient:
     dtype = flat.dtype if len(flat) else table_dtype(config)
     places = gradients.places if len(flat) else {}
     segments = [Segment(name, place.start, place.stop) for name, place in places.items()]
     shapes = table_shapes(tables.tables, tables.modules)
     described = describe(service_settings(config), dtype, segments, len(flat), shapes, roles.num_servers)
-    return ParameterClient(roles, described, flat)
+    return ServiceClient(roles, described, flat)

@@ -63,6 +63,16 @@ def test_the_own_pipeline_gives_the_loss_of_plain_torch_on_every_rank(folder):
     assert len(losses) == 1 and 0 < losses.pop() < 0.1
 
 
+def test_the_own_server_ends_with_the_last_worker_and_all_hold_the_same(folder):
+    result = run_mpi(4, [sys.executable, "own_server.py"], timeout=120, cwd=folder)
+    assert result.returncode == 0, result
+    *workers, server = sorted(line for line in result.stdout.splitlines() if line.startswith("rank"))
+    assert server.startswith("rank 3: 180 updates, lags "), result
+    told = [re.fullmatch(rf"rank {rank}: (.*), (.*)", line).groups() for rank, line in enumerate(workers)]
+    assert len(told) == 3 and len({norm for _, norm in told}) == 1, "a fresh pull sees all pushes"
+    assert all(float(loss) < 0.05 for loss, _ in told)
+
+
 def test_the_ring_example_sums_over_the_ranks(folder):
     result = run_mpi(3, [sys.executable, "ring.py"], timeout=60, cwd=folder)
     assert result.returncode == 0, result

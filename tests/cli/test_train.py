@@ -39,6 +39,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "weight_versions": [int],
     "peak_activation_bytes": [(int, type(None))],
     "staleness": type(None),
+    "servers": type(None),
     "peak_memory_bytes": [int],
     "weights_sha256": str,
     "environment": dict,

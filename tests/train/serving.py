@@ -11,7 +11,7 @@ from hpctrain.config import Config
 from hpctrain.plan.grid import Grid
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.build import build_evaluation, build_executor
-from hpctrain.train.client import ParameterClient
+from hpctrain.train.client import ServiceClient
 from hpctrain.train.layout import settled
 from hpctrain.train.server import ParameterServer
 from hpctrain.train.service import ServiceSettings, TableShape, describe
@@ -19,6 +19,7 @@ from hpctrain.train.trainer import Trainer
 from tests.train.toys import all_weights
 
 PARAMETERS = {"a": 5, "b": 40, "c": 1, "d": 100}
+SETTINGS = ServiceSettings()
 TABLES = [TableShape("users", 50, 4, 0.1), TableShape("items", 7, 3, 0.1)]
 
 
@@ -40,20 +41,23 @@ def on_ranks(comm, num_workers: int, num_servers: int):
     return None
 
 
-def serve(comm, num_servers: int, work, settings: ServiceSettings = ServiceSettings(), tables=tuple(TABLES)):
+def serve(comm, num_servers: int, work, settings: ServiceSettings = SETTINGS, segments=None):
     """`work(client, worker)` on workers; its results by worker, figures and logs by server, on all ranks. Collective.
 
-    The arena starts as 0, 0.01, 0.02, ...
+    The arena starts as 0, 0.01, 0.02, ...; one of other `segments` as zeros.
     """
-    segments, size = arena()
+    own, size = arena()
+    first = 0.01 * torch.arange(size, dtype=torch.float64)
+    if segments is not None:
+        own, size = segments, segments[-1].stop
+        first = torch.zeros(size, dtype=torch.float64)
     record, figures, result = io.StringIO(), None, None
     with Roles(comm, num_servers) as roles:
         if roles.is_server:
             server = ParameterServer(roles, record)
             figures = server.serve()
         else:
-            described = describe(settings, torch.float64, segments, size, tables, num_servers)
-            client = ParameterClient(roles, described, 0.01 * torch.arange(size, dtype=torch.float64))
+            client = ServiceClient(roles, describe(settings, torch.float64, own, size, TABLES, num_servers), first)
             result = work(client, roles.rank)
             client.done()
         told = roles.everybody.all_gather_json([result, figures, record.getvalue().splitlines()])
@@ -92,6 +96,6 @@ def train(comm, task, num_workers: int, num_servers: int, **settings):
     return *result, [[json.loads(line) for line in each] for each in told[num_workers:]]
 
 
-def pull_dense(client: ParameterClient, clock: int, **how) -> torch.Tensor:
+def pull_dense(client: ServiceClient, clock: int, **how) -> torch.Tensor:
     into = torch.zeros(client.description.parts[-1].stop, dtype=torch.float64)
     return client.pull(clock, into, **how).wait().values

@@ -6,10 +6,11 @@ import torch
 from tests.train.recommender import Recommender
 from tests.train.serving import train
 from tests.train.test_equivalence import MORE, assert_equal_to_reference, part_of, reference, settings
-from tests.train.toys import Deep, Masked, Unused, WithFrozen, run
+from tests.train.test_equivalence import TASKS as OURS
+from tests.train.toys import run
 
 MORE |= {"recommender": Recommender(), "padded": Recommender(padded=True)}
-TASKS = {"masked": Masked(), "deep": Deep(), "unused": Unused(), "frozen": WithFrozen(), **MORE}
+TASKS = {**OURS, **MORE}
 LAYOUTS = [(workers, servers) for servers in (1, 2, 3) for workers in (1, 2, 3, 7) if workers + servers <= 8]
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 
@@ -28,17 +29,15 @@ def test_tables_along_the_ring_equal_those_of_one_process(comm, optimizer):
         part.Free()
 
 
-def check(comm, task, workers, servers, optimizer, **how):
-    """Whether a layout equals one process; twice the same bits."""
-    runs = [
-        train(comm, TASKS[task], workers, servers, **how, **settings(optimizer, 13)) for _ in range(how.pop("times", 1))
-    ]
+def check(comm, task, workers, servers, optimizer, times=1, **how):
+    """Whether a layout equals one process, and gives the same bits so many times."""
+    runs = [train(comm, TASKS[task], workers, servers, **how, **settings(optimizer, 13)) for _ in range(times)]
     if runs[0] is None:
         return
     losses, weights, _ = runs[0]
     if weights is None:
         return  # a server
-    same = {name: value for name, value in how.items() if name in ("clip_norm", "table_optimizer")}
+    same = {name: value for name, value in how.items() if name in ("clip_norm", "table_optimizer", "steps")}
     losses = losses or reference(task, optimizer, 13, **same)[0]  # of a round only rank 0 hears
     assert_equal_to_reference(losses, weights, task, optimizer, 13, **same)
     for other in runs[1:]:
@@ -53,4 +52,80 @@ def test_gathered_rounds_equal_one_process(comm, workers, servers, optimizer, up
     if workers + servers > comm.size:
         pytest.skip(f"needs {workers + servers} ranks")
     for task in ("masked", "recommender"):
-        check(comm, task, workers, servers, optimizer, update=update)
+        check(comm, task, workers, servers, optimizer, update=update, steps=10)
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("task", ("deep", "unused", "frozen", "padded", "text", "images"))
+def test_other_models_too_and_twice_the_same_bits(comm, task):
+    """Parameters that some workers do not use, or nobody; frozen ones; a row of an embedding that is never trained."""
+    check(comm, task, 3, 1, "adam", times=2, num_microbatches=2)
+    check(comm, task, 2, 2, "adam", update="worker", clip_norm=0.1)
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("servers", (1, 2))
+@pytest.mark.parametrize("optimizer", ("sgd", "adagrad"))
+def test_the_dense_part_by_the_ring_and_tables_by_servers_equal_one_process(comm, servers, optimizer):
+    check(comm, "recommender", comm.size - servers if comm.size < 8 else 5, servers, optimizer, dense_via="ring")
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("task", ("deep", "recommender"))
+def test_two_workers_get_the_bits_of_the_ring(comm, task):
+    served = train(comm, TASKS[task], 2, 1, steps=20, **settings("adam", 13))
+    part = part_of(comm, 2)
+    if part is None:
+        return
+    losses, weights, _ = run(TASKS[task], part, **settings("adam", 13))
+    assert comm.rank or served[0] == losses
+    assert all(torch.equal(served[1][name], weights[name]) for name in weights)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("task", ("masked", "recommender"))
+def test_an_evaluation_on_the_way_sees_all_pushes_and_changes_nothing(comm, task):
+    runs = [train(comm, TASKS[task], 2, 1, steps=7, eval_every=every, **settings("adam", 13)) for every in (None, 3)]
+    if runs[0] is None or runs[0][1] is None:
+        return
+    assert all(torch.equal(runs[0][1][name], runs[1][1][name]) for name in runs[0][1])
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("aggregate", ("sum", "median", "trimmed-mean"))
+def test_an_aggregate_of_the_users_own_is_one_of_ours_written_again(comm, aggregate, shared_tmp_path):
+    """For dense gradients, and for rows over the workers that pushed them."""
+    file = shared_tmp_path / "own.py"
+    if comm.rank == 0:
+        file.write_text(
+            "from hpctrain.model.aggregate import AGGREGATES\n"
+            f"def own(sums, counts):\n    return AGGREGATES['{aggregate}'](sums, counts)\n"
+        )
+    how = {"steps": 6, **settings("sgd", 13), "lr": 0.01}
+    runs = [train(comm, TASKS["masked"], 3, 1, aggregate=name, **how) for name in (aggregate, f"{file}:own")]
+    if runs[0] is None or runs[0][1] is None:
+        return
+    for name, weight in runs[0][1].items():
+        torch.testing.assert_close(weight, runs[1][1][name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_table_trained_by_sgd_is_a_plain_embedding():
+    """Rows that are not looked up have a gradient of zero there, and SGD leaves them where they are."""
+    task, steps = Recommender(), 20
+    _, weights, executor = run(task, steps=steps, optimizer="sgd", lr=0.3, global_batch_size=13)
+    _, first, _ = run(task, steps=1, optimizer="sgd", lr=1e-30, global_batch_size=13)
+    model = torch.nn.Sequential(*(factory() for factory in task.layers())).double()
+    names = {f"layers.{name}": parameter for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in names.items():
+            parameter.copy_(first[name])
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.3), task.dataset("train")
+    for step in range(steps):
+        inputs, targets = map(torch.stack, zip(*(data[row] for row in executor.batches.sampler.rows(step))))
+        optimizer.zero_grad()
+        loss, items = task.loss(model(inputs), targets)
+        (loss / items).backward()
+        optimizer.step()
+    for name, parameter in names.items():
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-12, atol=1e-12)

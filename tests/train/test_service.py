@@ -1,8 +1,16 @@
 """Workers and servers without a model: what pulls see, what is refused, and that the job ends."""
 
+from functools import partial
+from math import inf
+
+import numpy as np
 import pytest
 import torch
 
+from hpctrain.comm.abort import RankFailed
+from hpctrain.comm.messages import DENSE, IDS, LAST, PUSH, PUSHED, Header
+from hpctrain.comm.outbox import MOST_UNREAD
+from hpctrain.plan.sharding import Segment
 from hpctrain.train.service import ServiceSettings
 from tests.train.serving import arena, on_ranks, pull_dense, serve
 
@@ -55,4 +63,138 @@ def test_a_round_is_one_update_of_the_mean_over_all_items(comm, num_servers):
     loss = sum(10.0 * worker for worker in range(num_workers))
     assert results[0][2] == [[clock, loss, items] for clock in range(rounds)]
     assert all(each["updates"] == rounds and each["clock_gaps"] == {"0": num_workers * 6} for each in figures)
+    part.Free()
+
+
+ROW_IDS = torch.tensor([0, 3, 8])
+WRONG = {  # what worker 1 does first, and what it is told
+    "clock": (lambda c: c.push(3, 1, 0.0, 0.1), "worker 1 pushes at clock 3, its clock is 0"),
+    "id": (
+        lambda c: push_rows(c, 0, torch.tensor([1, 50]), 4),
+        "users: id 50 is out of range, it has rows 0 to 49",
+    ),
+    "large id": (lambda c: push_rows(c, 0, torch.tensor([2**40]), 4), f"table users: id {2**40} is out of range"),
+    "negative id": (lambda c: push_rows(c, 0, torch.tensor([-2]), 4), "table users: id -2 is out of range"),
+    "pulled id": (lambda c: c.pull_rows(0, torch.tensor([50]), 0).wait(), "table users: id 50 is out of range"),
+    "NaN": (lambda c: push_rows(c, 0, ROW_IDS, 4, torch.nan), "table users: id 0 has a gradient with NaN or infinity"),
+    "dense NaN": (lambda c: push_dense(c, torch.nan), "NaN or infinity in the dense gradients"),
+    "table": (lambda c: push_raw(c, Header(PUSH, 9, 0, 0, 0, flags=LAST)), "there is no table number 9"),
+    "length": (lambda c: push_raw(c, Header(PUSH, DENSE, 0, 0, 3, flags=LAST)), "dense gradients of 3 elements"),
+}
+
+
+def push_rows(client, table, ids, width, value=1.0):
+    client.push(0, 1, 0.0, 0.1, rows={table: (ids, torch.full((len(ids), width), value, dtype=torch.float64))})
+
+
+def push_dense(client, value):
+    client.push(0, 1, 0.0, 0.1, torch.full_like(gradient(0, 0), value))
+
+
+def push_raw(client, header):
+    """Past what a client would say."""
+    for server in client._servers:
+        client._tell(server, header)
+        if header.table >= 0:
+            client._send(server, IDS, np.empty(0, np.uint8))
+            client._send(server, PUSHED, np.empty(0, np.uint8))
+        else:
+            client._send(server, PUSHED, np.zeros(8 * header.count, np.uint8))
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("staleness", (0, 2))
+def test_what_is_refused_is_named_and_changes_nothing(comm, wrong, staleness):
+    """The job goes on afterwards, and ends as if nothing had been."""
+    if (part := on_ranks(comm, 2, 1)) is None:
+        return
+    call, line = WRONG[wrong]
+
+    def work(client, worker, mistaken):
+        told = ""
+        if worker == 1 and mistaken:
+            with pytest.raises(RankFailed) as caught:
+                call(client)
+                client.progress.wait(client.poll)
+            told = str(caught.value)
+        rows = client.pull_rows(0, ROW_IDS, 0).wait().values
+        client.push(0, 2, 0.0, 0.125, gradient(0, 0), rows={0: (ROW_IDS, rows * 0 + worker)})
+        client.wait_sent()
+        after = client.pull_rows(0, ROW_IDS, 1, bound=0).wait().values
+        return told, pull_dense(client, 1, bound=0).tolist(), (after - rows).tolist()
+
+    how = ServiceSettings(staleness=staleness)
+    for mistaken in (True, False):
+        results, _, _ = serve(part, 1, partial(work, mistaken=mistaken), how)
+        if mistaken:
+            first = results
+    assert line in first[1][0] and first[1][0].startswith("server 0: "), first[1][0]
+    for one, other in zip(first, results):
+        for mine, theirs in zip(one[1:], other[1:]):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)  # who came first is free with a bound above 0
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("staleness", (0, 2, inf))
+def test_nobody_waits_for_a_worker_that_has_finished_or_had_nothing_to_do(comm, staleness):
+    rounds = [0, 3, *[20] * 5]
+    if (part := on_ranks(comm, min(comm.size - 1, 7), 1)) is None:
+        return
+
+    def work(client, worker):
+        for clock in range(rounds[worker]):
+            pull_dense(client, clock)
+            client.push(clock, 1, 0.0, 0.01, gradient(worker, clock))
+            client.wait_sent()
+
+    _, figures, _ = serve(part, 1, work, ServiceSettings(staleness=staleness))
+    most = max(rounds[: part.size - 1])
+    pushed = sum(rounds[: part.size - 1])
+    assert figures[0]["updates"] == (most if staleness == 0 else pushed)
+    assert max(map(int, figures[0]["clock_gaps"])) <= staleness
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_pull_never_holds_parts_of_two_updates(comm):
+    """Each update keeps the sum of all values; much more than a message that is sent at once."""
+    if (part := on_ranks(comm, min(comm.size - 1, 3), 1)) is None:
+        return
+    large = [Segment("large", 0, 100_000)]
+
+    def work(client, worker):
+        sums = set()
+        for clock in range(30):
+            into = torch.zeros(100_000, dtype=torch.float64)
+            values = client.pull(clock, into).wait().values
+            sums.add(float(values.sum()))
+            change = torch.zeros_like(into)
+            change[worker], change[-1 - worker] = 8.0, -8.0
+            client.push(clock, 1, 0.0, 0.125, change)
+            client.wait_sent()
+        return sorted(sums)
+
+    results, _, _ = serve(part, 1, work, ServiceSettings(staleness=inf), segments=large)
+    assert all(sums == [0.0] for sums in results)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_workers_that_push_without_end_are_held_back(comm):
+    """The server comes to notices one by one; a worker may have sixteen that it has not come to."""
+    if (part := on_ranks(comm, min(comm.size - 1, 5), 1)) is None:
+        return
+
+    def work(client, worker):
+        most = 0
+        for clock in range(200):
+            client.push(clock, 1, 0.0, 0.001, gradient(worker, clock).clone())
+            most = max(most, max(len(unread) for unread in client.outbox._unread.values()))
+        return most
+
+    results, figures, _ = serve(part, 1, work, ServiceSettings(staleness=inf))
+    assert all(0 < most <= MOST_UNREAD for most in results)
+    assert figures[0]["updates"] == 200 * len(results)
     part.Free()

@@ -1,0 +1,57 @@
+"""Workers and a server until one of them dies: `mpirun -n 3 python served.py FAULT RANK ROUND`.
+
+FAULT is kill or raise; it happens on RANK (the last is the server) in about that round.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from hpctrain import ParameterClient, ParameterServer, Roles
+
+FAULT, RANK, ROUND = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+
+def happen() -> None:
+    Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    if FAULT == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("boom")
+
+
+def serve(roles: Roles) -> None:
+    server = ParameterServer(roles)
+    finish = server.shard.finish
+
+    def counted(worker, clock, *rest):
+        finish(worker, clock, *rest)
+        if roles.rank == RANK and clock >= ROUND:
+            happen()
+
+    server.shard.finish = counted
+    server.serve()
+
+
+def work(roles: Roles) -> None:
+    model = torch.nn.Linear(300, 300)
+    client = ParameterClient(roles, model, {"rows": (100, 4, 0.1)}, lr=1e-6, staleness=1)
+    for number in range(10**6):
+        client.pull()
+        ids = torch.arange(number % 90, number % 90 + 7)
+        (model(torch.ones(1, 300)).sum() + client.rows("rows", ids).sum()).backward()
+        if roles.rank == RANK and number >= ROUND:
+            happen()
+        client.push(items=1)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    roles = Roles()
+    if roles.is_server:
+        serve(roles)
+    else:
+        work(roles)

@@ -1,0 +1,25 @@
+"""A worker or a server that dies ends the job: at once, never with exit code 0, whatever was under way."""
+
+import sys
+import time
+
+import pytest
+
+from tests.harness.launch import ROOT, run_mpi
+
+SECONDS = 10  # the promise
+
+
+@pytest.mark.parametrize(
+    "fault, rank, number",
+    [("kill", 0, 3), ("kill", 1, 17), ("kill", 2, 8), ("raise", 1, 5), ("raise", 2, 11)],
+    ids=["worker 0", "a worker", "the server", "a worker raises", "the server raises"],
+)
+def test_whoever_dies_ends_the_job(fault, rank, number, tmp_path):
+    moment = tmp_path / "moment"
+    argv = [sys.executable, ROOT / "tests/failing/served.py", fault, rank, number]
+    result = run_mpi(3, argv, timeout=90, cwd=tmp_path, env={"FAULT_TIME": moment})
+    assert result.returncode not in (0, None), result
+    assert time.time() - float(moment.read_text()) < SECONDS, result
+    if fault == "raise":
+        assert "ValueError: boom" in result.stderr and f"rank {rank} of 3 failed" in result.stderr, result
