@@ -33,8 +33,8 @@ class Header(NamedTuple):
     """`count`: rows, or elements of the dense part. `bound`: of this pull, -1 for the server's own. `own`: what the
     clock of who asks must have come to, -1 for `clock`.
 
-    Of a push: `items` and `loss` (a sum over them), `lr`. Of an answer: `clock` is the least of all workers', `request`
-    that of the pull, `bound` the number of updates that the values hold.
+    Of a push: `items` and `loss` (a sum over them), `lr`; `bound`: how many updates its weights held. Of an answer:
+    `clock` is the least of all workers', `request` that of the pull, `bound` how many updates the values hold.
     """
 
     kind: int

@@ -17,6 +17,7 @@ from hpctrain.comm.messages import HEADER_BYTES, Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import take_back, wait_until
 from hpctrain.comm.roles import Roles
+from hpctrain.train.notes import Notes
 from hpctrain.train.pull import Part, Pull
 from hpctrain.train.service import Description, as_bytes, empty
 
@@ -38,12 +39,16 @@ class ServiceClient:
         self.outbox = Outbox(self._comm, self.progress)
         self._dense_sends: list[Any] = []
         self._answers = {server: self._listen(server) for server in self._servers}
-        self._notes: tuple[Any, np.ndarray] | None = self._listen_to_notes() if roles.rank == 0 else None
-        self.notes: deque[tuple[int, float, float]] = deque()  # clock, loss and items of rounds that all have finished
+        self._rounds = Notes(self._comm, self._rank(0)) if roles.rank == 0 else None
+        self.notes = self._rounds.notes if self._rounds else deque()
         self._closed, roles.client = False, self
         self._gone: set[int] = set()  # servers from which nothing follows
-        if roles.rank == 0:
-            self._send_initial(initial)
+        for server, part in enumerate(self.description.parts if roles.rank == 0 else ()):
+            if part.segments:
+                self.outbox.post(
+                    self._rank(server), messages.START, as_bytes(initial[part.start : part.stop].contiguous())
+                )
+        self.progress.wait(self.outbox.poll)
 
     # ---- asking
 
@@ -95,7 +100,7 @@ class ServiceClient:
                 rows = pull.values if chosen is None else self._empty(len(wanted), width)
                 header = Header(messages.PULL, table, 0, clock, len(wanted), _or(bound), _or(own), flags=flags)
                 self._ask(pull, server, header, [rows], chosen)
-                self._send(server, messages.IDS, as_bytes(wanted))
+                self.outbox.post(self._rank(server), messages.IDS, as_bytes(wanted))
         return pull
 
     def pull_gradient(self, table: int, clock: int) -> Pull:
@@ -117,18 +122,20 @@ class ServiceClient:
         dense: torch.Tensor | None = None,
         touched: Sequence[bool] | None = None,
         rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        read: Mapping[int, int] | None = None,
     ) -> None:
         """Sends an iteration: sums over `items` of the dense gradients (the arena) and of rows (ids and sums by table).
 
-        `touched`: by segment. `dense` may not be written to before `wait_sent`.
+        `read`: by server, the updates that its weights held, else those of the last pull. `touched`: by segment.
+        `dense` may not be written to before `wait_sent`.
         """
         for table, (ids, sums) in sorted((rows or {}).items()):
             for server, chosen in self._shared_out(ids):
                 pushed = _rows(ids, chosen)
                 if len(pushed):
                     self._tell(server, Header(messages.PUSH, table, 0, clock, len(pushed)))
-                    self._send(server, messages.IDS, as_bytes(pushed))
-                    self._send(server, messages.PUSHED, as_bytes(_rows(sums, chosen)))
+                    self.outbox.post(self._rank(server), messages.IDS, as_bytes(pushed))
+                    self.outbox.post(self._rank(server), messages.PUSHED, as_bytes(_rows(sums, chosen)))
         rest = list(touched or ())
         for server in self._servers:
             part = self.description.parts[server]
@@ -136,12 +143,13 @@ class ServiceClient:
             count = len(part) if dense is not None and part.segments else 0
             flags = messages.LAST | (messages.PARTLY if count and not all(mask) else 0)
             header = Header(messages.PUSH, messages.DENSE, 0, clock, count, items=items, loss=loss, lr=lr, flags=flags)
+            header = header._replace(bound=(read or {}).get(server, -1))
             self._tell(server, header)
             if flags & messages.PARTLY:
-                self._send(server, messages.IDS, np.array(mask, np.uint8))
+                self.outbox.post(self._rank(server), messages.IDS, np.array(mask, np.uint8))
             if count:
                 dense_part = as_bytes(dense[part.start : part.stop])
-                self._dense_sends.append(self._send(server, messages.PUSHED, dense_part))
+                self._dense_sends.append(self.outbox.post(self._rank(server), messages.PUSHED, dense_part))
 
     def wait_sent(self) -> None:
         """Returns when the dense gradients of the last push have left."""
@@ -157,8 +165,9 @@ class ServiceClient:
         self.progress.wait(lambda: self.poll() or (len(self._gone) == len(self._servers) and self.outbox.poll()))
         self._closed = True
         self.progress.remove(self)
-        listening = [request for request, _ in self._answers.values()]
-        take_back(listening + ([self._notes[0]] if self._notes else []))
+        take_back([request for request, _ in self._answers.values()])
+        if self._rounds is not None:
+            self._rounds.close()
 
     # ---- progress
 
@@ -176,10 +185,8 @@ class ServiceClient:
             pull.look()
             if pull.done:
                 del self._pulls[request]
-        while self._notes is not None and self._notes[0].Test():
-            clock, loss, items = self._notes[1].view(np.float64).tolist()
-            self.notes.append((int(clock), loss, items))
-            self._notes = self._listen_to_notes()
+        if self._rounds is not None:
+            self._rounds.poll()
         return False
 
     def _take(self, server: int, header: Header) -> None:
@@ -226,22 +233,9 @@ class ServiceClient:
         self.outbox.notify(self._rank(server), messages.TO_SERVER, header.pack())
         self.progress.add(self)
 
-    def _send(self, server: int, tag: int, data: np.ndarray) -> Any:
-        return self.outbox.post(self._rank(server), tag, data)
-
     def _listen(self, server: int) -> tuple[Any, np.ndarray]:
         data = np.empty(HEADER_BYTES, np.uint8)
         return self._comm.Irecv(data, self._rank(server), messages.TO_WORKER), data
-
-    def _listen_to_notes(self) -> tuple[Any, np.ndarray]:
-        data = np.empty(24, np.uint8)
-        return self._comm.Irecv(data, self._rank(0), messages.NOTES), data
-
-    def _send_initial(self, values: torch.Tensor) -> None:
-        for server, part in enumerate(self.description.parts):
-            if part.segments:
-                self._send(server, messages.START, as_bytes(values[part.start : part.stop].contiguous()))
-        self.progress.wait(self.outbox.poll)
 
     def _shared_out(self, ids: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
         """By server: which of the ids are its own; None: all."""
@@ -264,6 +258,3 @@ def _or(value: int | float | None) -> int:
 def _rows(values: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
     """A copy of these rows, None: of all. By NumPy, which copies row by row."""
     return values.clone() if chosen is None else torch.from_numpy(values.numpy().take(chosen.numpy(), axis=0))
-
-
-ParameterClient = ServiceClient

@@ -87,6 +87,7 @@ class ServedRows:
         self.numbers = {table.name: number for number, table in enumerate(client.description.tables)}
         self._pulls: dict[int, dict[str, Pull]] = {}
         self.clock = 0
+        self.versions: dict[int, int] = {}  # by server, of what was taken last; of several tables the oldest
 
     def ask(self, step: int, ids: Mapping[str, torch.Tensor], clock: int) -> None:
         self._pulls[step] = {
@@ -94,10 +95,18 @@ class ServedRows:
         }
 
     def take(self, step: int) -> dict[str, torch.Tensor]:
-        return {name: pull.wait().values for name, pull in self._pulls.pop(step).items()}
+        pulls = {name: pull.wait() for name, pull in self._pulls.pop(step).items()}
+        self.versions = oldest(*(pull.versions for pull in pulls.values()))
+        return {name: pull.values for name, pull in pulls.items()}
 
     def look(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         return self._client.pull_rows(self.numbers[name], ids, self.clock, bound=0, create=False).wait().values
+
+
+def oldest(*versions: Mapping[int, int]) -> dict[int, int]:
+    """By server, the least."""
+    servers = {server for each in versions for server in each}
+    return {server: min(each[server] for each in versions if server in each) for server in servers}
 
 
 class Lookups:

@@ -28,7 +28,8 @@ class RingAndServers(Update):
         """Reads that follow see all that was pushed."""
         assert isinstance(self.lookups.source, ServedRows)
         self.lookups.source.clock = self._until
-        self.client.notes.clear()
+        if self.mesh.rank == 0:
+            self.client.notes.clear()
 
     def add_loss(self, microbatch: int, loss: float, items: float) -> None:
         super().add_loss(microbatch, loss, items)
@@ -49,7 +50,9 @@ class RingAndServers(Update):
         rows = self.lookups.gradients()
         check_rows(rows, self.step_number, self.mesh.rank)
         pushed = {self._numbers[name]: each for name, each in rows.items()}
-        self.client.push(self.step_number, self._items, self._loss, self.rate(self.step_number), rows=pushed)
+        assert isinstance(self.lookups.source, ServedRows)
+        rate, read = self.rate(self.step_number), self.lookups.source.versions
+        self.client.push(self.step_number, self._items, self._loss, rate, rows=pushed, read=read)
 
     def _sum_rows(self) -> None:
         """The servers do."""

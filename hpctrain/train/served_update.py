@@ -16,7 +16,7 @@ from hpctrain.plan.schedule import Action, Op
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.agreement import whole
 from hpctrain.train.client import ServiceClient
-from hpctrain.train.lookups import LocalRows, Rows, ServedRows, check_rows
+from hpctrain.train.lookups import LocalRows, Rows, ServedRows, check_rows, oldest
 from hpctrain.train.pull import Pull
 from hpctrain.train.update import StepResult, Update
 
@@ -41,6 +41,7 @@ class ServedUpdate(Update):
         self._unused: deque[torch.Tensor] = deque()
         self._first = 0  # the step at which all had pushed everything
         self._until = 0  # and the next one
+        self._read: dict[int, int] = dict.fromkeys(range(len(client.description.parts)), 0)  # versions, by server
         self._num_told = 0  # rounds that rank 0 has heard of
         self.seconds_waited = 0.0
         self.methods |= {Op.PULL: self._pull, Op.PUSH: self._push}
@@ -105,6 +106,7 @@ class ServedUpdate(Update):
 
     def _take(self, step: int) -> None:
         pulls = [pull.wait() for pull in self._pulls.pop(step, [])]
+        self._read = pulls[0].versions if pulls else self._read
         if pulls and self._steps_here:
             self._apply(*pulls, step=step - 1)
         for pull in pulls:
@@ -157,6 +159,7 @@ class ServedUpdate(Update):
             self.gradients.flat if len(self.flat) else None,
             [self.gradients.touched[segment.name] for segment in self._segments],
             {self._numbers[name]: each for name, each in rows.items()},
+            self._version(),
         )
         self.items_seen += self._items
         self.result = StepResult(self._loss / self._items if self._items else None, whole(self._items))
@@ -166,9 +169,14 @@ class ServedUpdate(Update):
             self.on_result(self.result)
         self._tell()
 
+    def _version(self) -> dict[int, int]:
+        """By server, the oldest that this step was computed with."""
+        source = None if self.lookups is None else self.lookups.source
+        return oldest(self._read, source.versions) if isinstance(source, ServedRows) else self._read
+
     def _tell(self) -> None:
         """On rank 0 a step's result is that of all workers, once all have finished it."""
-        while self.client.notes:
+        while self.mesh.rank == 0 and self.client.notes:
             _, loss, items = self.client.notes.popleft()
             self._num_told += 1
             self.result = StepResult(loss / items if items else None, whole(items))
@@ -181,9 +189,10 @@ class ServedUpdate(Update):
             self._ask(stop)
             self._take(stop)
         else:
-            self.client.pull(stop, self.flat, bound=0).wait()
+            self._read = self.client.pull(stop, self.flat, bound=0).wait().versions
             if self.lookups is not None and isinstance(self.lookups.source, ServedRows):
                 self.lookups.source.clock = stop
+        self.mesh.barrier()  # nobody goes on before all have read
         if self.mesh.rank == 0:
             self.client.progress.wait(lambda: self.client.poll() or self._num_told + len(self.client.notes) >= stop)
             self._tell()

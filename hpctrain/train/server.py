@@ -17,8 +17,9 @@ from hpctrain.comm.messages import HEADER_BYTES, Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import Backoff
 from hpctrain.comm.roles import Roles
+from hpctrain.train.iteration import Refused
 from hpctrain.train.service import Description, as_bytes, build_dense, build_tables, empty
-from hpctrain.train.shard import Refused, Shard
+from hpctrain.train.shard import Shard
 
 
 class ParameterServer:
@@ -144,7 +145,7 @@ class ParameterServer:
         if worker not in self._refused and not self._safely(worker, header, lambda: self.shard.stage(worker, *parts)):
             if is_last:
                 yield from self._leave()
-                finished = header.clock, header.items, header.loss, header.lr
+                finished = header.clock, header.items, header.loss, header.lr, header.bound
                 self._safely(worker, header, lambda: self.shard.finish(worker, *finished))
                 self._release()
             return

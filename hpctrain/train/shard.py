@@ -5,9 +5,8 @@ staleness 0 the iterations of all workers are gathered and applied once, in work
 each is applied as it is finished.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import torch
 
@@ -15,36 +14,8 @@ from hpctrain.model.aggregate import Aggregate
 from hpctrain.model.row_values import add_up, sum_duplicates
 from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
 from hpctrain.plan.staleness import StalenessClock
+from hpctrain.train.iteration import Gradient, Iteration, Refused
 from hpctrain.train.service import ServiceSettings
-
-
-class Refused(ValueError):
-    """A request that cannot be served: one line that names worker, clock and table. Nothing has changed."""
-
-
-@dataclass
-class Iteration:
-    """What a worker pushed at one clock: sums over its items."""
-
-    clock: int
-    items: float = 0.0
-    loss: float = 0.0
-    lr: float = 0.0
-    lag: int = 0  # updates of others since the worker read
-    dense: torch.Tensor | None = None
-    touched: list[bool] | None = None  # by segment; None: all
-    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # ids and sums by table
-
-
-@dataclass
-class Gradient:
-    """What one update was made of, for workers that step by themselves."""
-
-    items: float = 0.0
-    loss: float = 0.0
-    dense: torch.Tensor | None = None
-    touched: list[bool] | None = None
-    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 class Shard:
@@ -75,6 +46,7 @@ class Shard:
         self._rounds: dict[int, dict[int, Iteration]] = {}  # by clock and worker: finished and not applied
         self._totals: dict[int, list[float]] = {}  # loss and items by clock, until all have finished it
         self._read = [0] * num_workers  # version that each worker has read last
+        self._own: list[deque[int]] = [deque() for _ in range(num_workers)]  # versions that a worker's updates made
         self._applied = self._complete = 0  # rounds
 
     # ---- what workers push
@@ -93,12 +65,15 @@ class Shard:
             self._attempt(worker, clock, lambda: self.tables[table].check(ids, values))
             iteration.rows[table] = ids, values
 
-    def finish(self, worker: int, clock: int, items: float, loss: float, lr: float) -> None:
-        """The iteration is whole: it counts, and is applied as soon as it may be. Raises Refused."""
+    def finish(self, worker: int, clock: int, items: float, loss: float, lr: float, read: int = -1) -> None:
+        """The iteration is whole: it counts, and is applied as soon as it may be. Raises Refused.
+
+        `read`: the version that it was computed with, -1 for the last that the worker pulled.
+        """
         self._check_clock(worker, clock)
         iteration = self._staged.pop(worker, None) or Iteration(clock)
         iteration.items, iteration.loss, iteration.lr = items, loss, lr
-        iteration.lag = self.version - self._read[worker]
+        iteration.lag = self._lag(worker, self._read[worker] if read < 0 else read)
         if self.settings.gathers:
             self._rounds.setdefault(clock, {})[worker] = iteration
         else:
@@ -137,6 +112,13 @@ class Shard:
         return self._attempt(worker, clock, lambda: self.tables[table].rows(ids, create=create))
 
     # ---- inside
+
+    def _lag(self, worker: int, read: int) -> int:
+        """Updates since version `read`, its own not counted; of gathered rounds all."""
+        own = self._own[worker]
+        while own and own[0] <= read:
+            own.popleft()
+        return self.version - read - len(own)
 
     def _check_clock(self, worker: int, clock: int) -> None:
         own = self.clock.clocks[worker]
@@ -232,6 +214,7 @@ class Shard:
         if iteration.dense is not None:
             self.free.append(iteration.dense)
         self.version += 1
+        self._own[worker].append(self.version)
         self.lags[iteration.lag] += 1
         event = {"do": "apply", "workers": [worker], "clock": iteration.clock, "version": self.version, "lr": lr}
         self._write({**event, "lag": iteration.lag})

@@ -53,15 +53,16 @@ class Run:
 def walk(run: Run, server: int, log: Sequence[dict]) -> dict[tuple[int, int, int], int]:
     """The version that each (worker, table, step) read on this server; asserts all that holds for any run."""
     wanted = {worker: expected_pulls(run, server, worker) for worker in range(run.num_workers)}
-    counts, last_read, version, versions = [0] * run.num_workers, [0] * run.num_workers, 0, {}
+    counts, own, version, versions = [0] * run.num_workers, [[] for _ in range(run.num_workers)], 0, {}
     gone: list[int] = []
     for event in log:
         clock = event["clock"]
         if event["do"] == "apply":
             version += 1
-            check_update(run, event, version, counts, last_read, versions)
+            check_update(run, event, version, counts, own, versions)
             for worker in event["workers"]:
                 counts[worker] += 1
+                own[worker].append(version)
         elif event["do"] == "retire":
             assert clock == counts[event["worker"]] == run.stops[-1], f"left early: {event}"
             gone.append(event["worker"])
@@ -74,7 +75,7 @@ def walk(run: Run, server: int, log: Sequence[dict]) -> dict[tuple[int, int, int
             if waits and table == DENSE:
                 each = 1 if run.staleness == 0 else run.num_workers
                 assert version == each * step, f"not all and nothing else at {step}: {event}"
-            last_read[worker], versions[worker, table, step] = version, version
+            versions[worker, table, step] = version
     missing = [(worker, key) for worker, keys in wanted.items() for key, left in keys.items() if left]
     assert not missing, f"pulls that are missing: {missing}"
     assert sorted(gone) == list(range(run.num_workers)) and set(counts) == {run.stops[-1]}, (gone, counts)
@@ -111,16 +112,21 @@ def check_read(run: Run, event: dict, version: int, counts: list[int], gone: lis
     assert counts[event["worker"]] >= clock, f"its own are {counts}: {event}"
 
 
-def check_update(run: Run, event: dict, version: int, counts, last_read, versions) -> None:
+def check_update(run: Run, event: dict, version: int, counts, own, versions) -> None:
     """Each worker's iterations in order; where nothing is kept or asked early, few updates overtake one."""
     workers, clock = event["workers"], event["clock"]
     assert event["version"] == version, f"not {version}: {event}"
     assert workers == list(range(run.num_workers)) or (run.staleness and len(workers) == 1), f"not all: {event}"
     assert all(counts[worker] == clock for worker in workers), f"out of turn: clocks {counts}, {event}"
-    if run.staleness and run.delay == run.window == 0:
-        lag = version - 1 - last_read[workers[0]]
+    if run.staleness:
+        worker = workers[0]
+        dense = [(step, seen) for (who, table, step), seen in versions.items() if (who, table) == (worker, DENSE)]
+        rows = [
+            seen for (who, table, step), seen in versions.items() if table != DENSE and (who, step) == (worker, clock)
+        ]
+        before = [seen for step, seen in sorted(dense, key=lambda pair: pair[0]) if step <= clock]
+        read = min([*rows, *(before or [0])[-1:]])
+        lag = version - 1 - read - sum(made > read for made in own[worker])
         assert event["lag"] == lag, f"the lag is {lag}: {event}"
         largest = inf if run.staleness == inf else (2 * run.staleness + 1) * (run.num_workers - 1)
-        read = [seen for (worker, _, step), seen in versions.items() if (worker, step) == (workers[0], clock)]
-        overtaken = version - 1 - (min(read) if clock else 0)
-        assert lag <= overtaken <= largest, f"{overtaken} updates overtook it, bound {largest}: {event}"
+        assert run.delay or run.window or lag <= largest, f"{lag} updates overtook it, bound {largest}: {event}"

@@ -96,10 +96,10 @@ def push_raw(client, header):
     for server in client._servers:
         client._tell(server, header)
         if header.table >= 0:
-            client._send(server, IDS, np.empty(0, np.uint8))
-            client._send(server, PUSHED, np.empty(0, np.uint8))
+            client.outbox.post(client._rank(server), IDS, np.empty(0, np.uint8))
+            client.outbox.post(client._rank(server), PUSHED, np.empty(0, np.uint8))
         else:
-            client._send(server, PUSHED, np.zeros(8 * header.count, np.uint8))
+            client.outbox.post(client._rank(server), PUSHED, np.zeros(8 * header.count, np.uint8))
 
 
 @pytest.mark.mpi(min_size=3)
