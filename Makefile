@@ -49,7 +49,7 @@ help:
 	@echo "make test          the whole test suite"
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
 	@echo "make equivalence   every layout equals one process, on 8 ranks"
-	@echo "make bench         what pipelines cost, and against torch's own; bench-check: fails where a figure is not good"
+	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
 	@echo "make lint          ruff, and the rules of who imports whom"
 	@echo "make dist          wheel and sdist in dist/"
 	@echo "make wheelhouse    wheelhouse/: every wheel that a node without a network needs; EXTRAS=data,report"
@@ -79,6 +79,8 @@ test: venv
 bench bench-check: venv
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/pipeline_bubble.py $(CHECK) || exit 1; done
 	$(LAUNCH) 2 $(BIN)/python benchmarks/peers/pipeline.py $(CHECK)
+	$(LAUNCH) 8 $(BIN)/python benchmarks/staleness.py $(CHECK)
+	$(LAUNCH) 2 $(BIN)/python benchmarks/push_pull.py $(CHECK)
 bench-check: CHECK = --check
 
 test-mpi-%: venv
