@@ -79,10 +79,6 @@ class StalenessClock:
             else:
                 self._parked.append(each)
 
-    def waiting(self) -> list[tuple[int, int]]:
-        """Workers whose reads are parked, and their clocks."""
-        return [(each.worker, each.clock) for each in self._parked]
-
 
 def largest_lag(bound: float, num_workers: int) -> float:
     """The most updates that others may have applied between a read and the update that it led to."""

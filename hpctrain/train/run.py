@@ -12,6 +12,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.stage import Stage
+from hpctrain.plan.program import ALL
 from hpctrain.report.console import print_closing
 from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
@@ -178,7 +179,7 @@ def summarise(
         "bytes_sent_per_rank": bytes_sent,
         "messages_sent_per_rank": messages,
         "control_messages_per_rank": control,
-        "allreduce": executor.update.reduction.figures(),
+        "allreduce": executor.update.reduction.figures() if executor.update.served != ALL else None,
         **pipeline_figures(executor, clock.offset, trainer.longest_run, mesh),
         **service_figures(config, executor, trainer.state.seconds, servers, mesh),
         "peak_memory_bytes": memory,

@@ -122,15 +122,15 @@ class ServedUpdate(Update):
         """One step of this worker's copy, with the gradient of all."""
         rows = {self.client.description.tables[pull.table].name: (pull.ids, pull.values) for pull in tables}
         rows = {name: each for name, each in rows.items() if len(each[0])}
-        scale = 1.0
-        if dense.items and len(self.flat):
+        if not dense.items:
+            return
+        if len(self.flat):
             touched = {segment.name for segment, used in zip(self._segments, dense.touched) if used}
             self.gradients.flat.copy_(dense.values)
             self.gradients.attach(touched)
-            if self.clip_norm is not None:
-                scale = self._clip(rows)
-            self.change(step)
-            self.gradients.zero()
+        scale = 1.0 if self.clip_norm is None else self._clip(rows)
+        self.change(step)
+        self.gradients.zero()
         if rows:
             assert isinstance(self.lookups.source, LocalRows)
             self.lookups.source.change(rows, self.rate(step), scale)

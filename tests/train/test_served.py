@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.train.recommender import Recommender
+from tests.train.recommender import Recommender, TablesAlone
 from tests.train.serving import train
 from tests.train.test_equivalence import MORE, assert_equal_to_reference, part_of, reference, settings
 from tests.train.test_equivalence import TASKS as OURS
 from tests.train.toys import run
 
-MORE |= {"recommender": Recommender(), "padded": Recommender(padded=True)}
+MORE |= {"recommender": Recommender(), "padded": Recommender(padded=True), "alone": TablesAlone()}
 TASKS = {**OURS, **MORE}
 LAYOUTS = [(workers, servers) for servers in (1, 2, 3) for workers in (1, 2, 3, 7) if workers + servers <= 8]
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
@@ -56,7 +56,7 @@ def test_gathered_rounds_equal_one_process(comm, workers, servers, optimizer, up
 
 
 @pytest.mark.mpi(min_size=4)
-@pytest.mark.parametrize("task", ("deep", "unused", "frozen", "padded", "text", "images"))
+@pytest.mark.parametrize("task", ("deep", "unused", "frozen", "padded", "alone", "text", "images"))
 def test_other_models_too_and_twice_the_same_bits(comm, task):
     """Parameters that some workers do not use, or nobody; frozen ones; a row of an embedding that is never trained."""
     check(comm, task, 3, 1, "adam", times=2, num_microbatches=2)
