@@ -43,12 +43,14 @@ PURE = ("-m", "not mpi", *(f"--ignore={path}" for path in OWN_LAUNCHES))
 UNDER_MPI = ("--with-mpi", "-m", "mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
 # by no more ranks differently
 DONE_BY_FOUR = ("number_of_micro_batches", "[1-", "[2-", "[3-", "[4-")
-NEEDS_MORE = " or ".join(("[3-2-", "[4-2-", "[8-1-", "[2-3-", "[2-4-", "[3-3-", "[7-1-"))  # of stages, or of servers
-PIPELINES = "(test_pipeline or test_asynchronous or test_served)"
+NEEDS_MORE = " or ".join(
+    ("[3-2-", "[4-2-", "[8-1-", "[2-3-", "[2-4-", "[3-3-", "[7-1-", "[5-1-", "[5-2-")
+)  # of stages, or of servers
+PIPELINES = "(test_pipeline or test_asynchronous or test_served or test_replay)"
 BY_EIGHT = f"(not {PIPELINES} and not ({' or '.join(DONE_BY_FOUR)})) or ({PIPELINES} and ({NEEDS_MORE}))"
 WITH_EIGHT = tuple(
     f"tests/train/test_{name}.py"
-    for name in ("equivalence", "executor", "run", "data", "pipeline", "asynchronous", "served")
+    for name in ("equivalence", "executor", "run", "data", "pipeline", "asynchronous", "served", "replay")
 )
 PARTS = (
     Part("pure", 0, 600, ("tests",), PURE),

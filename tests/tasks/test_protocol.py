@@ -65,7 +65,7 @@ def test_truth_is_read_from_words_not_from_the_length_of_the_text(tiny, text, va
 
 def test_an_unknown_task_lists_those_there_are():
     assert refusal("txet", {}) == (
-        "--task txet: there is no such task; choose text, images, FILE.py:Name or package.module:Name"
+        "--task txet: there is no such task; choose text, images, ratings, FILE.py:Name or package.module:Name"
     )
 
 

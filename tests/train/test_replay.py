@@ -205,8 +205,8 @@ def check_rates(logs, peak: float, *, lr_schedule="constant", adapt_lr=False, **
 @pytest.mark.parametrize("staleness", BOUNDS)
 @pytest.mark.parametrize("workers, servers", LAYOUTS)
 def test_training_equals_what_its_logs_say(comm, workers, servers, staleness, kind):
-    if not comm.size / 2 < workers + servers <= comm.size:
-        pytest.skip(f"{workers + servers} ranks are for another launch")
+    if workers + servers > comm.size:
+        pytest.skip(f"needs {workers + servers} ranks")
     if (part := on_ranks(comm, workers, servers)) is None:
         return
     number = LAYOUTS.index((workers, servers)) + 3 * BOUNDS.index(staleness) + 2 * list(KINDS).index(kind)
