@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from peers.rpc import Rpc, free_port
 
+from hpctrain.comm.buffer import allocate
 from hpctrain.comm.progress import wait_until
 from hpctrain.comm.roles import Roles
 from hpctrain.plan.sharding import Segment
@@ -59,7 +60,7 @@ def dense_pair(comm, num_servers: int, num_elements: int, repeats: int, plain_fi
     """Seconds of plain messages each way, of torch's sgd, of a pull and of a push; on rank 0. Collective."""
     with Roles(comm, num_servers) as roles:
         side = connect(roles, num_elements, [])
-        into = torch.zeros(num_elements if not roles.is_server else 0)
+        into = torch.from_numpy(allocate(0 if roles.is_server else 4 * num_elements)).view(torch.float32).zero_()
         found = {}
         for plain in (plain_first, not plain_first):
             if plain:

@@ -1,10 +1,11 @@
 """What workers and servers write to each other: fixed binary headers, then numbers straight from memory.
 
-    worker -> server   header | ids (where rows are meant) | values (of a push)
+    worker -> server   header | ids (where rows are meant) | values (of a push, in pieces)
     server -> worker   header | values (of an answer), or a line of text (of a refusal)
 
-A header is HEADER_BYTES long. A worker's headers arrive in order, and the server takes the next only when all of the
-one before is there. Payloads of an answer carry the number of their request in the tag, so each lands where it belongs.
+An iteration is a PUSH for each table and one for the dense part, then FINISH. A header is HEADER_BYTES long. A worker's
+headers arrive in order, and the server takes the next only when all of the one before is there. Payloads of an answer
+carry the number of their request in the tag, so each lands where it belongs.
 """
 
 import struct
@@ -16,14 +17,15 @@ from hpctrain.comm.tags import SERVICE
 
 _HEADER = struct.Struct("<7q3d16x")
 HEADER_BYTES = _HEADER.size
-PULL, PUSH, DONE = 1, 2, 3  # of workers; a server answers DONE by itself
-VALUES, REFUSED, NOTE = 4, 5, 6  # of servers
+PIECE_BYTES = 4 << 20  # while one piece travels, the worker looks at the next
+PULL, PUSH, FINISH, DONE = 1, 2, 3, 4  # of workers; a server answers DONE by itself
+VALUES, REFUSED = 5, 6  # of servers
 DENSE = -1  # in place of the number of a table
 
 TO_SERVER, IDS, PUSHED, TO_WORKER, TEXT, NOTES, START = (SERVICE[number] for number in range(7))
 ANSWERS = SERVICE[7:]
 
-LAST = 1  # of a push: the worker has finished an iteration with it
+SUSPECT = 1  # of FINISH: something of the iteration may not be finite
 AHEAD = 2  # of a pull: it may be answered late, so the values are copied
 LOOKS = 4  # of a pull: rows that are not there are not created
 PARTLY = 8  # of a push: one byte for each segment says whether it was touched
@@ -33,7 +35,7 @@ class Header(NamedTuple):
     """`count`: rows, or elements of the dense part. `bound`: of this pull, -1 for the server's own. `own`: what the
     clock of who asks must have come to, -1 for `clock`.
 
-    Of a push: `items` and `loss` (a sum over them), `lr`; `bound`: how many updates its weights held. Of an answer:
+    Of FINISH: `items` and `loss` (a sum over them), `lr`; `bound`: how many updates its weights held. Of an answer:
     `clock` is the least of all workers', `request` that of the pull, `bound` how many updates the values hold.
     """
 
@@ -59,6 +61,11 @@ class Header(NamedTuple):
     def unpack(cls, data: np.ndarray) -> "Header":
         kind, *rest = _HEADER.unpack(data.tobytes())
         return cls(kind & 0xFF, *rest, flags=kind >> 8)
+
+
+def pieces(nbytes: int) -> list[slice]:
+    """What of a payload travels as one message."""
+    return [slice(start, min(start + PIECE_BYTES, nbytes)) for start in range(0, nbytes, PIECE_BYTES)]
 
 
 def answer_tag(request: int) -> int:

@@ -70,13 +70,14 @@ class RowMemory:
 
     def __init__(self, num_places: int, capacity: int, kinds: Mapping[str, tuple[int | None, type]]):
         number = np.int32 if num_places < 2**31 else np.int64
-        self.index = virtual_array((num_places,), number)
+        self.index = virtual_array((num_places,), number, huge_pages=False)  # a touched id must not commit 2 MiB
         self._places = virtual_array((capacity + 1,), number)
         self.arrays = {
             name: virtual_array((capacity + 1,) if width is None else (capacity + 1, width), dtype)
             for name, (width, dtype) in kinds.items()
         }
         self.num_rows = 0
+        self._borrowed: dict[str, np.ndarray] = {}
 
     @property
     def row_bytes(self) -> int:
@@ -96,9 +97,16 @@ class RowMemory:
         self.index[places] = np.arange(start, stop)
         self.num_rows += len(places)
 
-    def take(self, name: str, slots: np.ndarray) -> np.ndarray:
-        """A copy of these rows, `slots` being values of the index."""
-        return self.arrays[name].take(slots, axis=0)
+    def take(self, name: str, slots: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """A copy of these rows, in `out` if given; `slots` being values of the index."""
+        return self.arrays[name].take(slots, axis=0, out=out, mode="clip")
+
+    def borrow(self, name: str, slots: np.ndarray) -> np.ndarray:
+        """As `take`, in memory that the next `borrow` of this name writes to."""
+        array, memory = self.arrays[name], self._borrowed.get(name)
+        if memory is None or len(memory) < len(slots):
+            memory = self._borrowed[name] = np.empty((len(slots), *array.shape[1:]), array.dtype)
+        return self.take(name, slots, memory[: len(slots)])
 
     def put(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
         array = self.arrays[name]
@@ -123,7 +131,7 @@ def first_values(key: int, ids: np.ndarray, width: int, std: float) -> np.ndarra
     return values[:, :width]
 
 
-def virtual_array(shape: tuple[int, ...], dtype) -> np.ndarray:
+def virtual_array(shape: tuple[int, ...], dtype, huge_pages: bool = True) -> np.ndarray:
     """Zeros that start at a page and whose pages are committed one by one, when they are first written.
 
     OSError where the address space is limited: `ulimit -v`, or vm.overcommit_memory=2.
@@ -131,9 +139,10 @@ def virtual_array(shape: tuple[int, ...], dtype) -> np.ndarray:
     dtype = np.dtype(dtype)
     count = math.prod(shape)
     memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | NORESERVE)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+    advice = getattr(mmap, "MADV_HUGEPAGE" if huge_pages else "MADV_NOHUGEPAGE", None)
+    if advice is not None:
         try:
-            memory.madvise(mmap.MADV_NOHUGEPAGE)  # a touched row must not commit 2 MiB
+            memory.madvise(advice)
         except OSError:
             pass  # a kernel without huge pages
     return np.frombuffer(memory, dtype, count).reshape(shape)

@@ -61,47 +61,51 @@ class EmbeddingTable:
         self._capacity = min(len(self.owned), max_rows or len(self.owned))
         self._memory = self._new_memory()
 
-    def rows(self, ids, create: bool = True) -> Tensor:
-        """A copy of these rows, (len(ids), width). Duplicates are allowed.
+    def rows(self, ids, create: bool = True, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
+        """A copy of these rows, (len(ids), width), in what `empty(rows, width, dtype=)` gives. Duplicates are allowed.
 
         Rows that do not exist yet are created, or only worked out (`create` False). `ids`: int32 or int64 in one
         dimension, tensor or array. TableError, and no new row, if any cannot be had.
         """
         places = self._ids.places(ids)
-        if create:
-            return torch.from_numpy(self._memory.take("values", self._slots(places)))
-        slots = self._memory.index[places]
-        values = self._memory.take("values", slots)
-        missing = slots == 0
+        slots = self._slots(places) if create else self._memory.index[places]
+        values = empty(len(slots), self.width, dtype=self.dtype)
+        self._memory.take("values", slots, values.numpy())
+        missing = np.empty(0) if create else slots == 0
         if missing.any():
-            values[missing] = first_values(self._key, self._ids.ids(places[missing]), self.width, self.std)
-        return torch.from_numpy(values)
+            values.numpy()[missing] = first_values(self._key, self._ids.ids(places[missing]), self.width, self.std)
+        return values
 
     def touch(self, ids) -> None:
         """Creates these rows where they do not exist yet. TableError, and no new row, if any cannot be had."""
         self._slots(self._ids.places(ids))
 
     def check(self, ids, gradients: Tensor) -> None:
-        """TableError for what `push` would refuse, whatever the table holds, NaN and infinity included."""
-        places = self._checked(ids, gradients)
-        if len(places) and not torch.isfinite(gradients.sum()):
-            self._refuse_infinite(places, places, gradients)
+        """TableError for what `push` would refuse, whatever the table holds and whichever the numbers."""
+        self._checked(ids, gradients)
 
-    def push(self, ids, gradients: Tensor, *, lr: float, scale: float = 1.0) -> None:
+    def refuse_infinite(self, ids, gradients: Tensor) -> None:
+        """TableError where a gradient is NaN or infinite."""
+        places = self._checked(ids, gradients)
+        self._refuse_infinite(places, places, gradients)
+
+    def push(self, ids, gradients: Tensor, *, lr: float, scale: float = 1.0, distinct: bool = False) -> None:
         """One optimizer step of each row in `ids`, with the sum of its `gradients` (len(ids), width), times `scale`.
 
-        Rows are created where they do not exist yet. After a TableError nothing has changed.
+        Rows are created where they do not exist yet. `distinct`: no id is there twice. After a TableError nothing has
+        changed.
         """
         places = self._checked(ids, gradients)
         if not len(places):
             return
-        unique, sums = sum_duplicates(places, gradients.detach().contiguous())
+        sums = gradients.detach().contiguous()
+        unique, sums = (places, sums) if distinct else sum_duplicates(places, sums)
         if scale != 1.0:
             sums = sums * scale
         if self.check_finite and not torch.isfinite(sums.sum()):
             self._refuse_infinite(places, unique, sums)
         slots = self._slots(unique)
-        taken = {name: self._memory.take(name, slots) for name in self._memory.arrays}
+        taken = {name: self._memory.borrow(name, slots) for name in self._memory.arrays}
         if "steps" in taken:
             taken["steps"] += 1
         values, *state = (torch.from_numpy(rows) for name, rows in taken.items() if name != "steps")
@@ -249,6 +253,6 @@ class DenseTable:
 
 def _aligned(count: int, dtype: torch.dtype) -> Tensor:
     """`count` zeros, from a multiple of 64 bytes on."""
-    memory = torch.zeros(count * dtype.itemsize + ALIGNMENT, dtype=torch.uint8)
+    memory = torch.from_numpy(np.empty(count * dtype.itemsize + ALIGNMENT, np.uint8)).zero_()  # in huge pages
     offset = -memory.data_ptr() % ALIGNMENT
     return memory[offset : offset + count * dtype.itemsize].view(dtype)

@@ -17,9 +17,10 @@ from hpctrain.comm.messages import HEADER_BYTES, Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import take_back, wait_until
 from hpctrain.comm.roles import Roles
+from hpctrain.train.memory import MessageMemory
 from hpctrain.train.notes import Notes
-from hpctrain.train.pull import Part, Pull
-from hpctrain.train.service import Description, as_bytes, empty
+from hpctrain.train.pull import Part, Pull, copy_rows, shared_out
+from hpctrain.train.service import Description, as_bytes
 
 
 class ServiceClient:
@@ -38,6 +39,7 @@ class ServiceClient:
         self._next = 0
         self.outbox = Outbox(self._comm, self.progress)
         self._dense_sends: list[Any] = []
+        self._memory = MessageMemory()
         self._answers = {server: self._listen(server) for server in self._servers}
         self._rounds = Notes(self._comm, self._rank(0)) if roles.rank == 0 else None
         self.notes = self._rounds.notes if self._rounds else deque()
@@ -94,8 +96,8 @@ class ServiceClient:
         """
         width = self.description.tables[table].width
         pull, flags = self._pull(clock, table, self._empty(len(ids), width)), 0 if create else messages.LOOKS
-        for server, chosen in self._shared_out(ids):
-            wanted = _rows(ids, chosen)
+        for server, chosen in shared_out(ids, len(self._servers)):
+            wanted = copy_rows(ids, chosen, self._memory.empty)
             if len(wanted):
                 rows = pull.values if chosen is None else self._empty(len(wanted), width)
                 header = Header(messages.PULL, table, 0, clock, len(wanted), _or(bound), _or(own), flags=flags)
@@ -129,27 +131,45 @@ class ServiceClient:
         `read`: by server, the updates that its weights held, else those of the last pull. `touched`: by segment.
         `dense` may not be written to before `wait_sent`.
         """
+        suspect = set()  # servers that should look for NaN and infinity
         for table, (ids, sums) in sorted((rows or {}).items()):
-            for server, chosen in self._shared_out(ids):
-                pushed = _rows(ids, chosen)
+            for server, chosen in shared_out(ids, len(self._servers)):
+                pushed = copy_rows(ids, chosen, self._memory.empty)
                 if len(pushed):
                     self._tell(server, Header(messages.PUSH, table, 0, clock, len(pushed)))
                     self.outbox.post(self._rank(server), messages.IDS, as_bytes(pushed))
-                    self.outbox.post(self._rank(server), messages.PUSHED, as_bytes(_rows(sums, chosen)))
+                    if not self._send(server, copy_rows(sums, chosen, self._memory.empty)):
+                        suspect.add(server)
         rest = list(touched or ())
         for server in self._servers:
             part = self.description.parts[server]
             mask, rest = rest[: len(part.segments)], rest[len(part.segments) :]
-            count = len(part) if dense is not None and part.segments else 0
-            flags = messages.LAST | (messages.PARTLY if count and not all(mask) else 0)
-            header = Header(messages.PUSH, messages.DENSE, 0, clock, count, items=items, loss=loss, lr=lr, flags=flags)
-            header = header._replace(bound=(read or {}).get(server, -1))
-            self._tell(server, header)
-            if flags & messages.PARTLY:
-                self.outbox.post(self._rank(server), messages.IDS, np.array(mask, np.uint8))
-            if count:
-                dense_part = as_bytes(dense[part.start : part.stop])
-                self._dense_sends.append(self.outbox.post(self._rank(server), messages.PUSHED, dense_part))
+            if dense is not None and part.segments and not self._push_dense(server, clock, dense, mask):
+                suspect.add(server)
+            flags = messages.SUSPECT if server in suspect else 0
+            header = Header(messages.FINISH, messages.DENSE, 0, clock, items=items, loss=loss, lr=lr, flags=flags)
+            self._tell(server, header._replace(bound=(read or {}).get(server, -1)))
+
+    def _push_dense(self, server: int, clock: int, dense: torch.Tensor, touched: list[bool]) -> bool:
+        """One server's part; False where something may not be finite."""
+        part, flags = self.description.parts[server], 0 if all(touched) else messages.PARTLY
+        self._tell(server, Header(messages.PUSH, messages.DENSE, 0, clock, len(part), flags=flags))
+        if flags:
+            self.outbox.post(self._rank(server), messages.IDS, np.array(touched, np.uint8))
+        return self._send(server, dense[part.start : part.stop], self._dense_sends)
+
+    def _send(self, server: int, values: torch.Tensor, requests: list | None = None) -> bool:
+        """Each worker looks at its own gradients, while the piece before travels; a server would have all to do."""
+        finite = True
+        memory = as_bytes(values)
+        for cut in messages.pieces(values.nbytes):
+            piece = memory[cut]
+            numbers = torch.from_numpy(piece).view(values.dtype)
+            finite = finite and bool(torch.isfinite(numbers.sum()))  # false too where only the sum is too large
+            request = self.outbox.post(self._rank(server), messages.PUSHED, piece)
+            if requests is not None:
+                requests.append(request)
+        return finite
 
     def wait_sent(self) -> None:
         """Returns when the dense gradients of the last push have left."""
@@ -237,24 +257,13 @@ class ServiceClient:
         data = np.empty(HEADER_BYTES, np.uint8)
         return self._comm.Irecv(data, self._rank(server), messages.TO_WORKER), data
 
-    def _shared_out(self, ids: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:
-        """By server: which of the ids are its own; None: all."""
-        if len(self._servers) == 1:
-            return [(0, None)]
-        return [(server, (ids % len(self._servers) == server).nonzero()[:, 0]) for server in self._servers]
-
     def _empty(self, rows: int, width: int) -> torch.Tensor:
-        return empty(self.description.torch_dtype, rows, width)
+        return self._memory.empty(rows, width, dtype=self.description.torch_dtype)
 
     def _rank(self, server: int) -> int:
         return self._roles.rank_of_server(server)
 
 
-def _or(value: int | float | None) -> int:
+def _or(value: int | None) -> int:
     """-1 for nothing, as headers have it."""
-    return -1 if value is None else int(value)
-
-
-def _rows(values: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-    """A copy of these rows, None: of all. By NumPy, which copies row by row."""
-    return values.clone() if chosen is None else torch.from_numpy(values.numpy().take(chosen.numpy(), axis=0))
+    return -1 if value is None else value

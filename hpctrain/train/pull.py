@@ -70,6 +70,23 @@ class Pull:
             self.touched = np.concatenate(masks).astype(bool).tolist()
 
 
+def shared_out(ids: torch.Tensor, num_servers: int) -> list[tuple[int, torch.Tensor | None]]:
+    """By server: which of the ids are its own; None: all."""
+    if num_servers == 1:
+        return [(0, None)]
+    return [(server, (ids % num_servers == server).nonzero()[:, 0]) for server in range(num_servers)]
+
+
+def copy_rows(values: torch.Tensor, chosen: torch.Tensor | None, empty: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Of these rows, None: of all, in what `empty(*shape, dtype=)` gives. By NumPy, which copies row by row."""
+    length = len(values) if chosen is None else len(chosen)
+    copy = empty(length, *values.shape[1:], dtype=values.dtype)
+    if chosen is None:
+        return copy.copy_(values)
+    values.numpy().take(chosen.numpy(), axis=0, out=copy.numpy(), mode="clip")
+    return copy
+
+
 def _put(values: torch.Tensor, chosen: torch.Tensor, rows: torch.Tensor) -> None:
     """Each row as one item: NumPy then copies row by row, not number by number."""
     whole = f"V{rows.shape[1] * rows.itemsize}"

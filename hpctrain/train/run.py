@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
@@ -25,6 +23,7 @@ from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
 from hpctrain.train.final import final_weights, save
 from hpctrain.train.pipeline_summary import pipeline_figures
+from hpctrain.train.process import settle
 from hpctrain.train.serve import part
 from hpctrain.train.service_summary import service_figures
 from hpctrain.train.start import raise_where_different
@@ -34,7 +33,7 @@ from hpctrain.train.trainer import Trainer
 
 def run_training(config: Config, folder: Path, mesh: Mesh, roles: Roles | None = None) -> int:
     """Trains on all ranks of `mesh`; returns the exit code. Collective, also with the servers of `roles`."""
-    torch.set_num_threads(config.threads)
+    settle(config.threads)
     task = build_task(config.task, config.task_option, config.data)
     recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard) if mesh.rank == 0 else None
     stamp = data_stamp(task) if recorder else None

@@ -3,17 +3,16 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.train import facts
+from hpctrain.train.process import settle
 from hpctrain.train.server import ParameterServer
 
 
 def serve(config: Config, folder: Path, roles: Roles) -> int:
     """Serves until the workers are done; returns the exit code that rank 0 says. Collective with `part`."""
-    torch.set_num_threads(config.threads)
+    settle(config.threads)
     with ExitStack() as files:
         record = files.enter_context(open_log(folder, roles.server)) if config.record_log else None
         server = ParameterServer(roles, record)

@@ -18,7 +18,8 @@ from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import Backoff
 from hpctrain.comm.roles import Roles
 from hpctrain.train.iteration import Refused
-from hpctrain.train.service import Description, as_bytes, build_dense, build_tables, empty
+from hpctrain.train.memory import MessageMemory
+from hpctrain.train.service import Description, as_bytes, build_dense, build_tables
 from hpctrain.train.shard import Shard
 
 
@@ -36,7 +37,7 @@ class ParameterServer:
         self._refused: set[int] = set()  # workers of whose iteration a part was refused, and the rest is still to come
         self._leaving: list[Any] = []  # requests that send values from where they lie
         self.num_requests = self.peak_queue = 0
-        self._moved = False
+        self._moved, self._memory = False, MessageMemory()
         told = roles.everybody.broadcast_json(None)
         self.description = Description.from_json(told) if told else None
         if self.description is None:
@@ -101,13 +102,15 @@ class ParameterServer:
                 return
             if header.kind == messages.PULL:
                 yield from self._pull(worker, header)
-            else:
+            elif header.kind == messages.PUSH:
                 yield from self._push(worker, header)
+            else:
+                yield from self._finish(worker, header)
 
     def _receive(self, worker: int, data: np.ndarray, tag: int) -> Iterator[None]:
-        request = self._comm.Irecv(data, worker, tag)
-        while not request.Test():
-            yield
+        for request in [self._comm.Irecv(data[piece], worker, tag) for piece in messages.pieces(data.nbytes)]:
+            while not request.Test():
+                yield
         self._moved = True
 
     def _pull(self, worker: int, header: Header) -> Iterator[None]:
@@ -130,27 +133,29 @@ class ParameterServer:
             ids = np.empty(header.count, np.int64)
             yield from self._receive(worker, ids.view(np.uint8), messages.IDS)
             width = self.description.tables[header.table].width if header.table < len(self.shard.tables) else 0
-            values = empty(self._dtype, header.count, width)
+            values = self._memory.empty(header.count, width, dtype=self._dtype)
             ids = torch.from_numpy(ids)
-        elif header.flags & messages.PARTLY:
-            touched = np.empty(len(self._part.segments), np.uint8)
-            yield from self._receive(worker, touched, messages.IDS)
-            touched = touched.astype(bool).tolist()
-        if header.table < 0 and header.count:
-            fits = self.shard.free and len(self.shard.free[-1]) == header.count
-            values = self.shard.free.pop() if fits else empty(self._dtype, header.count)
-        if values is not None:
-            yield from self._receive(worker, as_bytes(values), messages.PUSHED)
-        is_last, parts = bool(header.flags & messages.LAST), (header.clock, header.table, touched, ids, values)
-        if worker not in self._refused and not self._safely(worker, header, lambda: self.shard.stage(worker, *parts)):
-            if is_last:
-                yield from self._leave()
-                finished = header.clock, header.items, header.loss, header.lr, header.bound
-                self._safely(worker, header, lambda: self.shard.finish(worker, *finished))
-                self._release()
+        else:
+            if header.flags & messages.PARTLY:
+                touched = np.empty(len(self._part.segments), np.uint8)
+                yield from self._receive(worker, touched, messages.IDS)
+                touched = touched.astype(bool).tolist()
+            values = self._memory.empty(header.count, dtype=self._dtype)
+        yield from self._receive(worker, as_bytes(values), messages.PUSHED)
+        parts = header.clock, header.table, touched, ids, values
+        if worker not in self._refused and self._safely(worker, header, lambda: self.shard.stage(worker, *parts)):
+            self._refused.add(worker)
+
+    def _finish(self, worker: int, header: Header) -> Iterator[None]:
+        if worker in self._refused:
+            self._refused.discard(worker)
+            self.shard.drop(worker)
             return
-        self.shard.drop(worker)
-        (self._refused.discard if is_last else self._refused.add)(worker)
+        yield from self._leave()
+        suspect = bool(header.flags & messages.SUSPECT)
+        how = header.clock, header.items, header.loss, header.lr, header.bound, suspect
+        self._safely(worker, header, lambda: self.shard.finish(worker, *how))
+        self._release()
 
     def _leave(self) -> Iterator[None]:
         """Returns when the values that are sent from where they lie have left: something may be applied."""
@@ -174,27 +179,35 @@ class ParameterServer:
     # ---- answers
 
     def _answer(self, worker: int, header: Header, ids: np.ndarray | None) -> None:
-        shard, settings = self.shard, self.description.settings
-        if settings.update == "worker":
+        if self.description.settings.update == "worker":
             self._answer_gradient(worker, header)
             return
         try:
             if header.table >= 0:
-                create = not header.flags & messages.LOOKS
-                values = shard.rows(worker, header.clock, header.table, torch.from_numpy(ids), create)
+                self._answer_rows(worker, header, ids)
             else:
-                values = self._dense_values()
-                if header.count != len(values):
-                    wanted = f"{header.count} dense values, this server has {len(values)}"
-                    raise Refused(f"worker {worker} clock {header.clock}: asked for {wanted}")
+                self._answer_dense(worker, header)
         except Refused as error:
             self._refuse(worker, header, str(error))
-            return
-        shard.served(worker, header.clock, header.table)
-        live = header.table < 0 and not header.flags & messages.AHEAD
-        if header.table < 0 and not live:
-            values = values.clone()
+
+    def _answer_rows(self, worker: int, header: Header, ids: np.ndarray) -> None:
+        """Raises Refused."""
+        ids, create = torch.from_numpy(ids), not header.flags & messages.LOOKS
+        values = self.shard.rows(worker, header.clock, header.table, ids, create, self._memory.empty)
+        self.shard.served(worker, header.clock, header.table)
         self._reply(worker, header, len(values))
+        self.outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
+
+    def _answer_dense(self, worker: int, header: Header) -> None:
+        """Raises Refused."""
+        values = self._dense_values()
+        if header.count != len(values):
+            wanted = f"{header.count} dense values, this server has {len(values)}"
+            raise Refused(f"worker {worker} clock {header.clock}: asked for {wanted}")
+        self.shard.served(worker, header.clock, header.table)
+        live = not header.flags & messages.AHEAD
+        self._reply(worker, header, len(values))
+        values = values if live else values.clone()
         request = self.outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
         if live:
             self._leaving.append(request)
@@ -249,7 +262,7 @@ class ParameterServer:
 
     def _initial_values(self) -> torch.Tensor:
         """What worker 0 begins with."""
-        values = empty(self._dtype, len(self._part))
+        values = self._memory.empty(len(self._part), dtype=self._dtype)
         if self._part.segments:
             self._roles.progress.wait(self._comm.Irecv(as_bytes(values), 0, messages.START).Test)
         return values

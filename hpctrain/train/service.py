@@ -1,6 +1,5 @@
 """What a parameter service is asked to do, and what it holds: told by worker 0 to all servers when it begins."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
@@ -8,13 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hpctrain.comm.buffer import allocate
 from hpctrain.model.row_optimizers import build_row_optimizer
 from hpctrain.model.tables import DenseTable, EmbeddingTable
 from hpctrain.plan.sharding import DensePart, Segment, cut_dense
 from hpctrain.train.optimizer import build_optimizer
-
-ALLOCATED = 4 << 20  # bytes from which on memory is better in huge pages
 
 
 @dataclass(frozen=True)
@@ -130,14 +126,6 @@ def build_dense(description: Description, server: int, values: torch.Tensor) -> 
         ),
         check_finite=False,
     )
-
-
-def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Memory for a message, aligned to a cache line; torch aligns too, NumPy asks for huge pages."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < ALLOCATED:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(allocate(nbytes)).view(dtype).view(shape)
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:

@@ -7,6 +7,7 @@ each is applied as it is finished.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -37,7 +38,6 @@ class Shard:
         self.clock = StalenessClock(num_workers, settings.staleness)
         self.version = 0  # updates applied
         self.last: Gradient = Gradient()
-        self.free: list[torch.Tensor] = []  # memory of dense pushes that are applied, to be used again
         self.gaps: Counter[int] = Counter()
         self.lags: Counter[int] = Counter()
         self._aggregate = Aggregate(settings.aggregate)
@@ -59,19 +59,28 @@ class Shard:
             self._check_dense(worker, clock, values)
             iteration.dense, iteration.touched = values, touched
         else:
-            name = self.tables[table].name if table < len(self.tables) else f"number {table}"
-            if table >= len(self.tables):
-                raise Refused(f"worker {worker} clock {clock}: there is no table {name}")
-            self._attempt(worker, clock, lambda: self.tables[table].check(ids, values))
+            self._attempt(worker, clock, lambda: self._table(table).check(ids, values))
             iteration.rows[table] = ids, values
 
-    def finish(self, worker: int, clock: int, items: float, loss: float, lr: float, read: int = -1) -> None:
+    def finish(
+        self,
+        worker: int,
+        clock: int,
+        items: float,
+        loss: float,
+        lr: float,
+        read: int = -1,
+        suspect: bool = False,
+    ) -> None:
         """The iteration is whole: it counts, and is applied as soon as it may be. Raises Refused.
 
-        `read`: the version that it was computed with, -1 for the last that the worker pulled.
+        `read`: the version that it was computed with, -1 for the last that the worker pulled. `suspect`: not all of it
+        may be finite.
         """
         self._check_clock(worker, clock)
         iteration = self._staged.pop(worker, None) or Iteration(clock)
+        if suspect:
+            self._check_finite(worker, iteration)
         iteration.items, iteration.loss, iteration.lr = items, loss, lr
         iteration.lag = self._lag(worker, self._read[worker] if read < 0 else read)
         if self.settings.gathers:
@@ -105,11 +114,9 @@ class Shard:
         event = {"do": "pull", "worker": worker, "clock": clock, "table": table, "gap": gap, "version": self.version}
         self._write(event)
 
-    def rows(self, worker: int, clock: int, table: int, ids: torch.Tensor, create: bool) -> torch.Tensor:
-        """A copy of these rows. Raises Refused."""
-        if table >= len(self.tables):
-            raise Refused(f"worker {worker} clock {clock}: there is no table number {table}")
-        return self._attempt(worker, clock, lambda: self.tables[table].rows(ids, create=create))
+    def rows(self, worker: int, clock: int, table: int, ids: torch.Tensor, create: bool, empty=torch.empty):
+        """As EmbeddingTable.rows. Raises Refused."""
+        return self._attempt(worker, clock, lambda: self._table(table).rows(ids, create, empty))
 
     # ---- inside
 
@@ -132,8 +139,17 @@ class Shard:
         length = 0 if self.dense is None else len(self.dense.values)
         if len(values) != length:
             raise Refused(f"worker {worker} clock {clock}: dense gradients of {len(values)} elements, not {length}")
-        if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
-            raise Refused(f"worker {worker} clock {clock}: NaN or infinity in the dense gradients")
+
+    def _check_finite(self, worker: int, iteration: Iteration) -> None:
+        for table, (ids, sums) in iteration.rows.items():
+            self._attempt(worker, iteration.clock, partial(self.tables[table].refuse_infinite, ids, sums))
+        if iteration.dense is not None and not torch.isfinite(iteration.dense).all():
+            raise Refused(f"worker {worker} clock {iteration.clock}: NaN or infinity in the dense gradients")
+
+    def _table(self, number: int) -> EmbeddingTable:
+        if number >= len(self.tables):
+            raise TableError(f"there is no table number {number}")
+        return self.tables[number]
 
     def _attempt(self, worker: int, clock: int, call: Callable):
         try:
@@ -162,8 +178,6 @@ class Shard:
                 found = self._aggregate_rows([(*it.rows[table], it.items) for it in each if table in it.rows], items)
                 if found is not None:
                     update.rows[table] = found
-        kept = (self.last.dense, *(iteration.dense for iteration in each))
-        self.free += [memory for memory in kept if memory is not None and memory is not update.dense]
         self.last = update
         lr = next((iteration.lr for iteration in each), 0.0)
         lag = max((iteration.lag for iteration in each), default=0)
@@ -208,11 +222,9 @@ class Shard:
         lr = iteration.lr / max(1, iteration.lag) if self.settings.adapt_lr else iteration.lr
         if iteration.items:
             scale = 1.0 / iteration.items if self.settings.aggregate == "mean" else 1.0
-            rows = {table: (ids, sums * scale) for table, (ids, sums) in iteration.rows.items()}
+            rows = {table: (ids, sums.mul_(scale)) for table, (ids, sums) in iteration.rows.items()}
             dense = None if iteration.dense is None else iteration.dense.mul_(scale)
             self._step(Gradient(iteration.items, iteration.loss, dense, iteration.touched, rows), lr)
-        if iteration.dense is not None:
-            self.free.append(iteration.dense)
         self.version += 1
         self._own[worker].append(self.version)
         self.lags[iteration.lag] += 1
@@ -223,7 +235,7 @@ class Shard:
         for table, (ids, _) in update.rows.items() if len(update.rows) > 1 else ():
             self.tables[table].touch(ids)  # whatever is full says so before anything changes
         for table, (ids, gradients) in update.rows.items():
-            self.tables[table].push(ids, gradients, lr=lr)
+            self.tables[table].push(ids, gradients, lr=lr, distinct=self.settings.gathers)
         if update.dense is not None:
             self.dense.step(update.dense, touched=self._named(update.touched), lr=lr)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpctrain.comm.abort import RankFailed
-from hpctrain.comm.messages import DENSE, IDS, LAST, PUSH, PUSHED, Header
+from hpctrain.comm.messages import DENSE, FINISH, PUSH, PUSHED, Header
 from hpctrain.comm.outbox import MOST_UNREAD
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.service import ServiceSettings
@@ -78,8 +78,8 @@ WRONG = {  # what worker 1 does first, and what it is told
     "pulled id": (lambda c: c.pull_rows(0, torch.tensor([50]), 0).wait(), "table users: id 50 is out of range"),
     "NaN": (lambda c: push_rows(c, 0, ROW_IDS, 4, torch.nan), "table users: id 0 has a gradient with NaN or infinity"),
     "dense NaN": (lambda c: push_dense(c, torch.nan), "NaN or infinity in the dense gradients"),
-    "table": (lambda c: push_raw(c, Header(PUSH, 9, 0, 0, 0, flags=LAST)), "there is no table number 9"),
-    "length": (lambda c: push_raw(c, Header(PUSH, DENSE, 0, 0, 3, flags=LAST)), "dense gradients of 3 elements"),
+    "table": (lambda c: push_raw(c, Header(PUSH, 9, 0, 0, 0)), "there is no table number 9"),
+    "length": (lambda c: push_raw(c, Header(PUSH, DENSE, 0, 0, 3)), "dense gradients of 3 elements"),
 }
 
 
@@ -95,11 +95,9 @@ def push_raw(client, header):
     """Past what a client would say."""
     for server in client._servers:
         client._tell(server, header)
-        if header.table >= 0:
-            client.outbox.post(client._rank(server), IDS, np.empty(0, np.uint8))
-            client.outbox.post(client._rank(server), PUSHED, np.empty(0, np.uint8))
-        else:
+        if header.count:
             client.outbox.post(client._rank(server), PUSHED, np.zeros(8 * header.count, np.uint8))
+        client._tell(server, Header(FINISH))
 
 
 @pytest.mark.mpi(min_size=3)
