@@ -73,7 +73,7 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
     parser = figures.Flags("staleness.py", __doc__.splitlines()[0], rank)
     add = parser.add_argument
     add("--rounds", type=int, default=500, metavar="N", help="of each bound; default: 500")
-    add("--milliseconds", type=float, default=20, metavar="MS", help="that a gradient takes; default: 20")
+    add("--milliseconds", type=float, default=40, metavar="MS", help="that a gradient takes; default: 40")
     add("--slow", type=float, default=0.1, metavar="P", help="probability of a slow round; default: 0.1")
     add("--factor", type=float, default=4, metavar="F", help="how much longer it takes; default: 4")
     add("--seed", type=int, default=2, metavar="N", help="of the delays; default: 2, a typical one")

@@ -27,6 +27,15 @@ class RankFailed(RuntimeError):
     """This rank cannot go on, and its message says all there is to say: one line, printed without a traceback."""
 
 
+_last_words: list[Callable[[], str]] = []
+
+
+def last_words(call: Callable[[], str]) -> Callable[[], None]:
+    """Should this rank fail, it says what `call` returns too, in a line. Returns what takes that back."""
+    _last_words.append(call)
+    return lambda: _last_words.remove(call)
+
+
 @contextmanager
 def abort_on_error():
     """Everything inside either returns, or ends the job. Covers helper threads too."""
@@ -129,6 +138,8 @@ def _abort_job(error: BaseException) -> None:
             print(f"hpctrain: {error}", file=sys.stderr)
         else:
             traceback.print_exception(error, file=sys.stderr)
+        for call in _last_words:
+            print(f"hpctrain: {call()}", file=sys.stderr)
         _flush()
         time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
     finally:  # a second interrupt, or a full disk under standard error, must not keep the others waiting

@@ -70,13 +70,6 @@ class Pull:
             self.touched = np.concatenate(masks).astype(bool).tolist()
 
 
-def shared_out(ids: torch.Tensor, num_servers: int) -> list[tuple[int, torch.Tensor | None]]:
-    """By server: which of the ids are its own; None: all."""
-    if num_servers == 1:
-        return [(0, None)]
-    return [(server, (ids % num_servers == server).nonzero()[:, 0]) for server in range(num_servers)]
-
-
 def copy_rows(values: torch.Tensor, chosen: torch.Tensor | None, empty: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Of these rows, None: of all, in what `empty(*shape, dtype=)` gives. By NumPy, which copies row by row."""
     length = len(values) if chosen is None else len(chosen)

@@ -6,17 +6,18 @@ clock lets them through. Dense values are sent from where they lie; until they h
 
 import json
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from hpctrain.comm import messages
+from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.messages import HEADER_BYTES, Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import Backoff
 from hpctrain.comm.roles import Roles
+from hpctrain.train.answers import Answers
 from hpctrain.train.iteration import Refused
 from hpctrain.train.memory import MessageMemory
 from hpctrain.train.service import Description, as_bytes, build_dense, build_tables
@@ -35,9 +36,9 @@ class ParameterServer:
         self._roles, self._comm, self._record = roles, roles.everybody.comm, record
         self.outbox = Outbox(self._comm, roles.progress)
         self._refused: set[int] = set()  # workers of whose iteration a part was refused, and the rest is still to come
-        self._leaving: list[Any] = []  # requests that send values from where they lie
         self.num_requests = self.peak_queue = 0
         self._moved, self._memory = False, MessageMemory()
+        self._last: dict[int, Header] = {}  # by worker
         told = roles.everybody.broadcast_json(None)
         self.description = Description.from_json(told) if told else None
         if self.description is None:
@@ -52,6 +53,7 @@ class ParameterServer:
             self._note,
             self._log if self.description.settings.record else None,
         )
+        self.answers = Answers(self.shard, self.outbox, self._memory, self._dtype)
 
     def serve(self) -> dict:
         """Answers until all workers are done; returns figures of this server, none where there was nothing to do."""
@@ -61,10 +63,9 @@ class ParameterServer:
         backoff, began, busy = Backoff(), time.perf_counter(), 0.0
         while listening or not self.outbox.poll():
             self._moved, start = False, time.perf_counter()
-            for worker, conversation in list(listening.items()):
-                if next(conversation, StopIteration) is StopIteration:
+            for worker in list(listening):
+                if self._go_on(worker, listening[worker]):
                     del listening[worker]
-                    self._moved = True
             self.outbox.poll()
             if self._moved:
                 busy, backoff = busy + time.perf_counter() - start, Backoff()
@@ -85,20 +86,36 @@ class ParameterServer:
             "rows": {table.name: table.num_touched for table in shard.tables},
         }
 
+    def _go_on(self, worker: int, conversation: Iterator[None]) -> bool:
+        """Whether it is over. RankFailed, one line, where MPI has lost the worker."""
+        from mpi4py import MPI
+
+        try:
+            over = next(conversation, StopIteration) is StopIteration
+        except MPI.Exception as error:
+            raise RankFailed(f"server {self._roles.server} lost {self._last_of(worker)}: {error}") from None
+        self._moved = self._moved or over
+        return over
+
+    def _last_of(self, worker: int) -> str:
+        """What is known of a worker: its rank, its clock, and what it spoke of last."""
+        last = self._last.get(worker)
+        spoke = "nothing said yet" if last is None else f"its last word was of {self.description.name(last.table)}"
+        return f"worker {worker} (rank {worker}) at clock {self.shard.clock.clocks[worker]}, {spoke}"
+
     # ---- conversations: each yields where it would have to wait
 
     def _listen(self, worker: int) -> Iterator[None]:
         while True:
             data = np.empty(HEADER_BYTES, np.uint8)
             yield from self._receive(worker, data, messages.TO_SERVER)
-            header = Header.unpack(data)
+            header = self._last[worker] = Header.unpack(data)
             self.num_requests += 1
             if header.kind == messages.DONE:
-                yield from self._leave()
+                yield from self._until(self.answers.have_left)
                 self._safely(worker, header, lambda: self.shard.retire(worker))
                 self._release()
-                answer = Header(messages.DONE)  # nothing follows
-                self.outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
+                self.answers.done(worker)
                 return
             if header.kind == messages.PULL:
                 yield from self._pull(worker, header)
@@ -109,9 +126,12 @@ class ParameterServer:
 
     def _receive(self, worker: int, data: np.ndarray, tag: int) -> Iterator[None]:
         for request in [self._comm.Irecv(data[piece], worker, tag) for piece in messages.pieces(data.nbytes)]:
-            while not request.Test():
-                yield
+            yield from self._until(request.Test)
         self._moved = True
+
+    def _until(self, poll: Callable[[], bool]) -> Iterator[None]:
+        while not poll():
+            yield
 
     def _pull(self, worker: int, header: Header) -> Iterator[None]:
         ids = None
@@ -122,7 +142,7 @@ class ParameterServer:
         bound = None if header.bound < 0 else header.bound
         clock = self.shard.clock
         if clock.admits(worker, header.clock, bound, own):
-            self._answer(worker, header, ids)
+            self.answers.answer(worker, header, ids)
         else:
             clock.park(worker, header.clock, (worker, header, ids), bound, own)
             self.peak_queue = max(self.peak_queue, clock.num_parked)
@@ -151,114 +171,31 @@ class ParameterServer:
             self._refused.discard(worker)
             self.shard.drop(worker)
             return
-        yield from self._leave()
+        yield from self._until(self.answers.have_left)
         suspect = bool(header.flags & messages.SUSPECT)
         how = header.clock, header.items, header.loss, header.lr, header.bound, suspect
         self._safely(worker, header, lambda: self.shard.finish(worker, *how))
         self._release()
-
-    def _leave(self) -> Iterator[None]:
-        """Returns when the values that are sent from where they lie have left: something may be applied."""
-        while not all(request.Test() for request in self._leaving):
-            yield
-        self._leaving.clear()
 
     def _safely(self, worker: int, header: Header, call) -> bool:
         """Whether it was refused, which the worker is told."""
         try:
             call()
         except Refused as error:
-            self._refuse(worker, header, str(error))
+            self.answers.refuse(worker, header, str(error))
             return True
         return False
 
     def _release(self) -> None:
         for worker, header, ids in self.shard.clock.release():
-            self._answer(worker, header, ids)
+            self.answers.answer(worker, header, ids)
 
-    # ---- answers
-
-    def _answer(self, worker: int, header: Header, ids: np.ndarray | None) -> None:
-        if self.description.settings.update == "worker":
-            self._answer_gradient(worker, header)
-            return
-        try:
-            if header.table >= 0:
-                self._answer_rows(worker, header, ids)
-            else:
-                self._answer_dense(worker, header)
-        except Refused as error:
-            self._refuse(worker, header, str(error))
-
-    def _answer_rows(self, worker: int, header: Header, ids: np.ndarray) -> None:
-        """Raises Refused."""
-        ids, create = torch.from_numpy(ids), not header.flags & messages.LOOKS
-        values = self.shard.rows(worker, header.clock, header.table, ids, create, self._memory.empty)
-        self.shard.served(worker, header.clock, header.table)
-        self._reply(worker, header, len(values))
-        self.outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
-
-    def _answer_dense(self, worker: int, header: Header) -> None:
-        """Raises Refused."""
-        values = self._dense_values()
-        if header.count != len(values):
-            wanted = f"{header.count} dense values, this server has {len(values)}"
-            raise Refused(f"worker {worker} clock {header.clock}: asked for {wanted}")
-        self.shard.served(worker, header.clock, header.table)
-        live = not header.flags & messages.AHEAD
-        self._reply(worker, header, len(values))
-        values = values if live else values.clone()
-        request = self.outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
-        if live:
-            self._leaving.append(request)
-
-    def _answer_gradient(self, worker: int, header: Header) -> None:
-        """The gradient of the last update, for workers that step by themselves."""
-        update, tag = self.shard.last, messages.answer_tag(header.request)
-        self.shard.served(worker, header.clock, header.table)
-        if header.table >= 0:
-            ids, rows = update.rows.get(header.table, (torch.empty(0, dtype=torch.int64), None))
-            self._reply(worker, header, len(ids), update.items, update.loss)
-            if len(ids):
-                self.outbox.post(worker, tag, as_bytes(ids))
-                self.outbox.post(worker, tag, as_bytes(rows.contiguous()))
-            return
-        touched = [False] * len(self._part.segments) if update.dense is None else update.touched
-        touched = [True] * len(self._part.segments) if touched is None else touched
-        dense = self._dense_values().new_zeros(len(self._part)) if update.dense is None else update.dense
-        self._reply(worker, header, len(dense), update.items, update.loss)
-        if self._part.segments:
-            self.outbox.post(worker, tag, np.array(touched, np.uint8))
-            self._leaving.append(self.outbox.post(worker, tag, as_bytes(dense)))
-
-    def _dense_values(self) -> torch.Tensor:
-        return torch.empty(0, dtype=self._dtype) if self.shard.dense is None else self.shard.dense.values
-
-    def _reply(self, worker: int, header: Header, count: int, items: float = 0.0, loss: float = 0.0) -> None:
-        answer = Header(
-            messages.VALUES,
-            header.table,
-            header.request,
-            self.shard.clock.min_clock,
-            count,
-            bound=self.shard.version,
-            items=items,
-            loss=loss,
-        )
-        self.outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
-
-    def _refuse(self, worker: int, header: Header, why: str) -> None:
-        text = np.frombuffer(why.encode(), np.uint8)
-        answer = Header(messages.REFUSED, header.table, header.request, header.clock, len(text))
-        self.outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
-        self.outbox.post(worker, messages.TEXT, text, control=True)
+    # ---- inside
 
     def _note(self, clock: int, loss: float, items: float) -> None:
         """Tells worker 0 of a round that all have finished; the first server does."""
         if self._roles.server == 0 and self.shard.clock.running[0]:
             self.outbox.post(0, messages.NOTES, np.array([clock, loss, items]).view(np.uint8), control=True)
-
-    # ---- beginning
 
     def _initial_values(self) -> torch.Tensor:
         """What worker 0 begins with."""

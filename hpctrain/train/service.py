@@ -70,6 +70,10 @@ class Description:
         tables = [TableShape(*each) for each in told["tables"]]
         return cls(ServiceSettings(**told["settings"]), told["dtype"], parts, tables)
 
+    def name(self, table: int) -> str:
+        """Of a table by its number, -1 being the dense part."""
+        return f"table {self.tables[table].name}" if table >= 0 else "the dense part"
+
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)

@@ -49,6 +49,11 @@ class Shard:
         self._own: list[deque[int]] = [deque() for _ in range(num_workers)]  # versions that a worker's updates made
         self._applied = self._complete = 0  # rounds
 
+    @property
+    def num_segments(self) -> int:
+        """Of the dense part."""
+        return 0 if self.dense is None else len(self.dense.parameters)
+
     # ---- what workers push
 
     def stage(self, worker: int, clock: int, table: int, touched, ids, values: torch.Tensor | None) -> None:

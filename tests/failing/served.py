@@ -1,6 +1,7 @@
 """Workers and a server until one of them dies: `mpirun -n 3 python served.py FAULT RANK ROUND`.
 
-FAULT is kill or raise; it happens on RANK (the last is the server) in about that round.
+FAULT is kill, raise or babble, which MPI cannot bring to the server; it happens on RANK (the last is the server) in
+about that round.
 """
 
 import os
@@ -9,17 +10,22 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from hpctrain import ParameterClient, ParameterServer, Roles
+from hpctrain.comm import messages
 
 FAULT, RANK, ROUND = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
-def happen() -> None:
+def happen(roles: Roles) -> None:
     Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
     if FAULT == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if FAULT == "babble":
+        roles.everybody.comm.Send(np.zeros(10_000, np.uint8), roles.rank_of_server(0), messages.TO_SERVER)
+        time.sleep(60)
     raise ValueError("boom")
 
 
@@ -30,7 +36,7 @@ def serve(roles: Roles) -> None:
     def counted(worker, clock, *rest):
         finish(worker, clock, *rest)
         if roles.rank == RANK and clock >= ROUND:
-            happen()
+            happen(roles)
 
     server.shard.finish = counted
     server.serve()
@@ -44,7 +50,7 @@ def work(roles: Roles) -> None:
         ids = torch.arange(number % 90, number % 90 + 7)
         (model(torch.ones(1, 300)).sum() + client.rows("rows", ids).sum()).backward()
         if roles.rank == RANK and number >= ROUND:
-            happen()
+            happen(roles)
         client.push(items=1)
 
 

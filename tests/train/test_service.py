@@ -93,11 +93,11 @@ def push_dense(client, value):
 
 def push_raw(client, header):
     """Past what a client would say."""
-    for server in client._servers:
-        client._tell(server, header)
+    for line in client._lines:
+        client._tell(line, header)
         if header.count:
-            client.outbox.post(client._rank(server), PUSHED, np.zeros(8 * header.count, np.uint8))
-        client._tell(server, Header(FINISH))
+            line.post(PUSHED, np.zeros(8 * header.count, np.uint8))
+        client._tell(line, Header(FINISH))
 
 
 @pytest.mark.mpi(min_size=3)
