@@ -79,7 +79,7 @@ def _plain_seconds(comm, roles: Roles, side, into: torch.Tensor, repeats: int) -
     found = {}
     if roles.is_server:
         down = [(0, as_bytes(side.shard.dense.values))]
-        up = [(0, as_bytes(side.shard.dense.gradients))]
+        up = [(0, allocate(side.shard.dense.values.nbytes))]
     else:
         parts = enumerate(side.description.parts)
         down = up = [(roles.rank_of_server(n), as_bytes(into[part.start : part.stop])) for n, part in parts]

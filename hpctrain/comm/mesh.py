@@ -30,10 +30,11 @@ class Mesh:
     an exception on one rank is yours to tell the others.
 
     `stages` cuts a model into so many groups of layers, the ranks that are left over are replicas; `grid` says the same
-    and which ranks are consecutive. Raises ValueError where MPI cannot be started or the ranks do not divide.
+    and which ranks are consecutive. `progress` of somebody whose messages are to move on together with these. Raises
+    ValueError where MPI cannot be started or the ranks do not divide.
     """
 
-    def __init__(self, comm=LAUNCH, grid: Grid | None = None, stages: int = 1):
+    def __init__(self, comm=LAUNCH, grid: Grid | None = None, stages: int = 1, progress: Progress | None = None):
         launched = isinstance(comm, str) and comm == LAUNCH
         if launched:
             comm = join_launch()
@@ -48,7 +49,7 @@ class Mesh:
         self.grid = grid
         if self.grid.num_ranks != size:
             raise ValueError(f"a layout of {self.grid.num_ranks} ranks does not fit {size} ranks")
-        self.progress = Progress()
+        self.progress = progress or Progress()
         self.world = Group(duplicate(comm), self.progress)
         self.rank = self.world.rank
         self.stage, self.replica = self.grid.coordinate(self.rank)

@@ -1,11 +1,12 @@
 """What workers and servers write to each other: fixed binary headers, then numbers straight from memory.
 
-    worker -> server   header | ids (where rows are meant) | values (of a push, in pieces)
+    worker -> server   header | ids (where rows are meant) | values (of a push)
     server -> worker   header | values (of an answer), or a line of text (of a refusal)
 
-An iteration is a PUSH for each table and one for the dense part, then FINISH. A header is HEADER_BYTES long. A worker's
-headers arrive in order, and the server takes the next only when all of the one before is there. Payloads of an answer
-carry the number of their request in the tag, so each lands where it belongs.
+An iteration is a PUSH for each table and one for the dense part, then FINISH. A header is HEADER_BYTES long; what
+follows it is cut as the Outbox has it. A worker's headers arrive in order, and the server takes the next only when all
+of the one before is there. Payloads of an answer carry the number of their request in the tag, so each lands where it
+belongs.
 """
 
 import struct
@@ -17,7 +18,6 @@ from hpctrain.comm.tags import SERVICE
 
 _HEADER = struct.Struct("<7q3d16x")
 HEADER_BYTES = _HEADER.size
-PIECE_BYTES = 4 << 20  # while one piece travels, the worker looks at the next
 PULL, PUSH, FINISH, DONE = 1, 2, 3, 4  # of workers; a server answers DONE by itself
 VALUES, REFUSED = 5, 6  # of servers
 DENSE = -1  # in place of the number of a table
@@ -32,11 +32,12 @@ PARTLY = 8  # of a push: one byte for each segment says whether it was touched
 
 
 class Header(NamedTuple):
-    """`count`: rows, or elements of the dense part. `bound`: of this pull, -1 for the server's own. `own`: what the
-    clock of who asks must have come to, -1 for `clock`.
+    """`clock`: of who asks or pushes. `count`: rows, or elements of the dense part. `bound`: of this pull, in place of
+    the server's own, -1 for none.
 
-    Of FINISH: `items` and `loss` (a sum over them), `lr`; `bound`: how many updates its weights held. Of an answer:
-    `clock` is the least of all workers', `request` that of the pull, `bound` how many updates the values hold.
+    `version`, of FINISH: how many updates its weights held, -1 for those of the last pull; of an answer: how many its
+    values hold. `items` and `loss`: sums of an iteration, and of an answer those of the round whose gradient it is;
+    `lr` of FINISH. An answer has the number of its `request`.
     """
 
     kind: int
@@ -45,7 +46,7 @@ class Header(NamedTuple):
     clock: int = 0
     count: int = 0
     bound: int = -1
-    own: int = -1
+    version: int = -1
     items: float = 0.0
     loss: float = 0.0
     lr: float = 0.0
@@ -61,11 +62,6 @@ class Header(NamedTuple):
     def unpack(cls, data: np.ndarray) -> "Header":
         kind, *rest = _HEADER.unpack(data.tobytes())
         return cls(kind & 0xFF, *rest, flags=kind >> 8)
-
-
-def pieces(nbytes: int) -> list[slice]:
-    """What of a payload travels as one message."""
-    return [slice(start, min(start + PIECE_BYTES, nbytes)) for start in range(0, nbytes, PIECE_BYTES)]
 
 
 def answer_tag(request: int) -> int:

@@ -56,6 +56,9 @@ def _check_staleness(config: Config) -> None:
         raise UsageError(
             f"--aggregate {config.aggregate}: needs the pushes of a whole round, so --staleness 0; mean and sum do not"
         )
+    if config.dense_via == "ring" and (config.delay or config.delay_window):
+        flag = f"--delay {config.delay}" if config.delay else f"--delay-window {config.delay_window}"
+        raise UsageError(f"{flag}: the ring has no old weights to compute with; take --dense-via ps")
     if config.adapt_lr and not config.staleness:
         raise UsageError("--adapt-lr: with --staleness 0 no update overtakes another; give a bound above 0")
     if config.delay and config.delay_window:

@@ -216,20 +216,17 @@ class DenseTable:
         for name, tensor in segments.items():
             self.places[name] = slice(offset, offset + tensor.numel())
             offset += -(-tensor.numel() // unit) * unit
-        self.values, self.gradients = (_aligned(offset, self.dtype) for _ in range(2))
+        self.values = _aligned(offset, self.dtype)
         self.parameters = {}
         for name, tensor in segments.items():
             self.values[self.places[name]] = tensor.detach().reshape(-1)
             self.parameters[name] = nn.Parameter(self.values[self.places[name]].view(tensor.shape))
         self.optimizer: torch.optim.Optimizer = make_optimizer(list(self.parameters.values()))
 
-    def step(
-        self, gradients: Tensor, *, scale: float = 1.0, touched: Iterable[str] | None = None, lr: float | None = None
-    ) -> None:
-        """One step of the segments named in `touched` (None: of all), with `gradients` times `scale`.
+    def step(self, gradients: Tensor, *, touched: Iterable[str] | None = None, lr: float | None = None) -> None:
+        """One step of the segments named in `touched` (None: of all) with `gradients`, laid out as `values`.
 
-        `gradients` are sums, laid out as `values`; they may be the table's own `gradients`, which holds them scaled
-        afterwards where `scale` is not 1. The other segments and their optimizer state stay. `lr` is set in all
+        The other segments and their optimizer state stay. `lr` is set in all
         parameter groups. After a TableError no value has changed.
         """
         touched = set(self.parameters if touched is None else touched)
@@ -239,8 +236,6 @@ class DenseTable:
             raise TableError(f"dense table: there is no segment {strange[0]}")
         if given != wanted:
             raise TableError(f"dense table: gradients {given[0]} {given[1]}, not {wanted[0]} {wanted[1]}")
-        if scale != 1.0:
-            gradients = torch.mul(gradients, scale, out=self.gradients)
         for name, parameter in self.parameters.items():
             parameter.grad = gradients[self.places[name]].view_as(parameter) if name in touched else None
             if self.check_finite and parameter.grad is not None and not parameter.grad.isfinite().all():

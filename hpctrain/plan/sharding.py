@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hpctrain.plan.grid import split_evenly
 
-ALIGNMENT = 16  # elements: borders between servers lie on whole cache lines
+ALIGNMENT = 32  # elements: borders between servers lie on whole cache lines, also of 16-bit numbers
 
 
 class Segment(NamedTuple):

@@ -6,7 +6,6 @@ asynchronous. Where updates are applied one by one, one is computed with weights
 P workers have overtaken since.
 """
 
-from collections.abc import Iterator
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -14,12 +13,11 @@ Request = TypeVar("Request")
 
 
 class Parked(NamedTuple, Generic[Request]):
-    """A read that has to wait: of `worker` at `clock`, with its own bound and own clock to come up to."""
+    """A read that has to wait: of `worker` at `clock`, with its own bound."""
 
     worker: int
     clock: int
     bound: float
-    own: int
     request: Request
 
 
@@ -53,31 +51,29 @@ class StalenessClock:
         """Nobody waits for this worker any more."""
         self.running[worker] = False
 
-    def admits(self, worker: int, clock: int, bound: float | None = None, own: int | None = None) -> bool:
-        """Whether a read of `worker` at `clock` may be served: no other is further behind than the bound.
-
-        `own`: the clock that the reader itself must have reached, so that it sees its own updates; default `clock`.
+    def admits(self, worker: int, clock: int, bound: float | None = None) -> bool:
+        """Whether a read of `worker` at `clock` may be served: it sees all its own updates up to there, and no other
+        worker is further behind than the bound.
         """
-        own = clock if own is None else own
-        return self.clocks[worker] >= own and self.min_clock >= clock - (self.bound if bound is None else bound)
+        return self.clocks[worker] >= clock and self.min_clock >= clock - (self.bound if bound is None else bound)
 
     def gap(self, clock: int) -> int:
         """How far a read at `clock` is ahead of the slowest; 0 where it is behind."""
         return max(0, clock - self.min_clock)
 
-    def park(self, worker: int, clock: int, request: Request, bound: float | None = None, own: int | None = None):
+    def park(self, worker: int, clock: int, request: Request, bound: float | None = None) -> None:
         """Keeps a read for `release`."""
-        own = clock if own is None else own
-        self._parked.append(Parked(worker, clock, self.bound if bound is None else bound, own, request))
+        self._parked.append(Parked(worker, clock, self.bound if bound is None else bound, request))
 
-    def release(self) -> Iterator[Request]:
-        """The parked reads that may be served now, first come first."""
-        parked, self._parked = self._parked, []
+    def release(self) -> list[Request]:
+        """Takes out the parked reads that may be served now, first come first, and forgets those of retired workers."""
+        parked, self._parked, served = self._parked, [], []
         for each in parked:
-            if self.admits(each.worker, each.clock, each.bound, each.own):
-                yield each.request
-            else:
+            if self.admits(each.worker, each.clock, each.bound):
+                served.append(each.request)
+            elif self.running[each.worker]:
                 self._parked.append(each)
+        return served
 
 
 def largest_lag(bound: float, num_workers: int) -> float:

@@ -20,6 +20,7 @@ class Answers:
     def __init__(self, shard: Shard, outbox: Outbox, memory: MessageMemory, dtype: torch.dtype):
         self._shard, self._outbox, self._memory, self._dtype = shard, outbox, memory, dtype
         self._leaving: list[Any] = []  # requests that send values from where they lie
+        self.holds = 0  # who waits until those have left; meanwhile copies are sent, or that might never be
 
     def have_left(self) -> bool:
         """Whether the dense values may change."""
@@ -47,7 +48,7 @@ class Answers:
         """Raises Refused."""
         ids, create = torch.from_numpy(ids), not header.flags & messages.LOOKS
         values = self._shard.rows(worker, header.clock, header.table, ids, create, self._memory.empty)
-        self._shard.served(worker, header.clock, header.table)
+        self._shard.served(worker, header.clock, header.table, counts=create)
         self._reply(worker, header, len(values))
         self._outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
 
@@ -58,12 +59,13 @@ class Answers:
             wanted = f"{header.count} dense values, this server has {len(values)}"
             raise Refused(f"worker {worker} clock {header.clock}: asked for {wanted}")
         self._shard.served(worker, header.clock, header.table)
-        live = not header.flags & messages.AHEAD
+        live = not header.flags & messages.AHEAD and not self.holds
         self._reply(worker, header, len(values))
-        values = values if live else values.clone()
-        request = self._outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
+        if not live:
+            values = self._memory.empty(len(values), dtype=self._dtype).copy_(values)
+        requests = self._outbox.post(worker, messages.answer_tag(header.request), as_bytes(values))
         if live:
-            self._leaving.append(request)
+            self._leaving += requests
 
     def _answer_gradient(self, worker: int, header: Header) -> None:
         """The gradient of the last update, for workers that step by themselves."""
@@ -83,22 +85,13 @@ class Answers:
         self._reply(worker, header, len(dense), update.items, update.loss)
         if num_segments:
             self._outbox.post(worker, tag, np.array(touched, np.uint8))
-            self._leaving.append(self._outbox.post(worker, tag, as_bytes(dense)))
+            self._outbox.post(worker, tag, as_bytes(dense))  # which nobody writes to: each update has its own
 
     def _dense_values(self) -> torch.Tensor:
         return torch.empty(0, dtype=self._dtype) if self._shard.dense is None else self._shard.dense.values
 
     def _reply(self, worker: int, header: Header, count: int, items: float = 0.0, loss: float = 0.0) -> None:
-        answer = Header(
-            messages.VALUES,
-            header.table,
-            header.request,
-            self._shard.clock.min_clock,
-            count,
-            bound=self._shard.version,
-            items=items,
-            loss=loss,
-        )
+        answer = header._replace(kind=messages.VALUES, count=count, version=self._shard.version, items=items, loss=loss)
         self._outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
 
     def refuse(self, worker: int, header: Header, why: str) -> None:

@@ -4,8 +4,9 @@ A push is one iteration: everything that is sent with it counts together. A pull
 server answers when the others are near enough.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from hpctrain.comm import messages
-from hpctrain.comm.abort import last_words
+from hpctrain.comm.abort import RankFailed, last_words
 from hpctrain.comm.messages import Header
 from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.roles import Roles
@@ -33,19 +34,21 @@ class ServiceClient:
 
     def __init__(self, roles: Roles, description: Description, initial: torch.Tensor):
         assert not roles.is_server, "a server makes a ParameterServer"
-        self._rank, comm, self.progress = roles.rank, roles.everybody.comm, roles.progress
+        self._rank, self.progress = roles.rank, roles.progress
         told = roles.everybody.broadcast_json(description.to_json() if roles.rank == 0 else None)
         self.description = Description.from_json(told)
         self._pulls: dict[int, Pull] = {}  # by request
         self._next = 0
-        self.outbox = Outbox(comm, self.progress)
+        self.outbox = Outbox(roles.everybody.comm, self.progress)
         self._dense_sends: list[Any] = []
         self._memory = MessageMemory()
         ranks = map(roles.rank_of_server, range(roles.num_servers))
-        self._lines = [Line(comm, server, rank, self.outbox) for server, rank in enumerate(ranks)]
-        self._rounds = Notes(comm, self._lines[0].rank) if roles.rank == 0 else None
+        self._lines = [Line(server, rank, self.outbox) for server, rank in enumerate(ranks)]
+        self._rounds = Notes(roles.everybody.comm, self._lines[0].rank) if roles.rank == 0 else None
         self.notes = self._rounds.notes if self._rounds else deque()
         self._closed, roles.client = False, self
+        self._broken: RankFailed | None = None
+        self.seconds_waited = 0.0  # for what servers send or take
         self._forget = last_words(self._last_words)
         for line, part in self._parts() if roles.rank == 0 else ():
             if part.segments:
@@ -54,59 +57,43 @@ class ServiceClient:
 
     # ---- asking
 
-    def pull(
-        self,
-        clock: int,
-        into: torch.Tensor,
-        *,
-        bound: int | None = None,
-        own: int | None = None,
-        ahead: bool = False,
-    ) -> Pull:
+    def pull(self, clock: int, into: torch.Tensor, *, bound: int | None = None, ahead: bool = False) -> Pull:
         """Asks for the dense arena, which arrives in `into` (flat, contiguous), as it may be read at `clock`.
 
-        `bound` in place of the settings' staleness; `own`: how many of this worker's iterations must be in it, default
-        `clock`; `ahead`: it may take a while until this worker looks for it.
+        `bound` in place of the settings' staleness; `ahead`: it may take a while until this worker looks for it.
         """
-        pull = self._pull(clock, messages.DENSE, into)
+        pull = self._pull(messages.DENSE, into)
         flags = messages.AHEAD if ahead else 0
         for line, part in self._parts():
             memory = [into[part.start : part.stop]] if part.segments else []
             if self._steps_here and memory:
                 memory.insert(0, np.empty(len(part.segments), np.uint8))
             if part.segments or self._steps_here:
-                header = Header(messages.PULL, messages.DENSE, 0, clock, len(part), _or(bound), _or(own), flags=flags)
+                header = Header(messages.PULL, messages.DENSE, 0, clock, len(part), _or(bound), flags=flags)
                 self._ask(pull, line, header, memory)
         return pull
 
     def pull_rows(
-        self,
-        table: int,
-        ids: torch.Tensor,
-        clock: int,
-        *,
-        bound: int | None = None,
-        own: int | None = None,
-        create: bool = True,
+        self, table: int, ids: torch.Tensor, clock: int, *, bound: int | None = None, create: bool = True
     ) -> Pull:
         """Asks for rows of a table: int64 `ids` (n,), distinct; `values` will be (n, width).
 
         Rows that nobody has pushed are created, or with `create` False made up for this once.
         """
         width = self.description.tables[table].width
-        pull, flags = self._pull(clock, table, self._empty(len(ids), width)), 0 if create else messages.LOOKS
+        pull, flags = self._pull(table, self._empty(len(ids), width)), 0 if create else messages.LOOKS
         for line, chosen in self._shared_out(ids):
             wanted = copy_rows(ids, chosen, self._memory.empty)
             if len(wanted):
                 rows = pull.values if chosen is None else self._empty(len(wanted), width)
-                header = Header(messages.PULL, table, 0, clock, len(wanted), _or(bound), _or(own), flags=flags)
+                header = Header(messages.PULL, table, 0, clock, len(wanted), _or(bound), flags=flags)
                 self._ask(pull, line, header, [rows], chosen)
                 line.post(messages.IDS, wanted)
         return pull
 
     def pull_gradient(self, table: int, clock: int) -> Pull:
         """Asks for the sum of what was pushed to the rows of a table in the round before, where the workers step."""
-        pull = self._pull(clock, table, self._empty(0, self.description.tables[table].width))
+        pull = self._pull(table, self._empty(0, self.description.tables[table].width))
         pull.ids = torch.empty(0, dtype=torch.int64)
         for line in self._lines:
             self._ask(pull, line, Header(messages.PULL, table, 0, clock), None)
@@ -128,8 +115,9 @@ class ServiceClient:
         """Sends an iteration: sums over `items` of the dense gradients (the arena) and of rows (ids and sums by table).
 
         `read`: by server, the updates that its weights held, else those of the last pull. `touched`: by segment.
-        `dense` may not be written to before `wait_sent`.
+        `dense` may not be written to before `wait_sent`. ValueError for what has not the service's shapes or dtype.
         """
+        self.description.check_push(rows or {}, dense)
         finite = [True] * len(self._lines)
         for table, (ids, sums) in sorted((rows or {}).items()):
             for line, chosen in self._shared_out(ids):
@@ -145,7 +133,7 @@ class ServiceClient:
                 finite[line.server] &= self._push_dense(line, clock, dense[part.start : part.stop], mask)
             flags = 0 if finite[line.server] else messages.SUSPECT
             header = Header(messages.FINISH, messages.DENSE, 0, clock, items=items, loss=loss, lr=lr, flags=flags)
-            self._tell(line, header._replace(bound=(read or {}).get(line.server, -1)))
+            self._tell(line, header._replace(version=(read or {}).get(line.server, -1)))
 
     def _push_dense(self, line: Line, clock: int, values: torch.Tensor, touched: list[bool]) -> bool:
         """Whether they are finite."""
@@ -159,16 +147,19 @@ class ServiceClient:
 
     def wait_sent(self) -> None:
         """Returns when the dense gradients of the last push have left."""
-        self.progress.wait(lambda: self.poll() or all(request.Test() for request in self._dense_sends))
+        self._wait(lambda: self.poll() or all(request.Test() for request in self._dense_sends))
         self._dense_sends.clear()
 
     def done(self) -> None:
-        """This worker leaves: nobody waits for it any more. RankFailed where a server had refused something."""
+        """This worker leaves: nobody waits for it any more. RankFailed where a server refuses something meanwhile."""
         if self._closed:
             return
+        self._broken = None
         for line in self._lines:
             self._tell(line, Header(messages.DONE))
         self.progress.wait(lambda: self.poll() or (all(line.over for line in self._lines) and self.outbox.poll()))
+        for pull in list(self._pulls.values()):
+            pull.take_back()
         self._closed = True
         self._forget()
         self.progress.remove(self)
@@ -180,9 +171,19 @@ class ServiceClient:
     # ---- progress
 
     def poll(self) -> bool:
-        """Takes what has arrived; False, for a service is never done. RankFailed where a server refused."""
+        """Takes what has arrived; False, for a service is never done. RankFailed once a server has refused."""
         if self._closed:
             return True
+        if self._broken:
+            raise self._broken
+        try:
+            self._take_all()
+        except RankFailed as error:
+            self._broken = error
+            raise
+        return False
+
+    def _take_all(self) -> None:
         self.outbox.poll()
         for line in self._lines:
             for header in line.answers():
@@ -193,11 +194,10 @@ class ServiceClient:
                 del self._pulls[request]
         if self._rounds is not None:
             self._rounds.poll()
-        return False
 
     def _take(self, line: Line, header: Header) -> None:
         pull = self._pulls[header.request]
-        pull.versions[line.server], part = header.bound, pull.parts[line.server]
+        pull.versions[line.server], part = header.version, pull.parts[line.server]
         part.answered = True
         if self._steps_here:
             pull.items, pull.loss = header.items, header.loss
@@ -217,8 +217,13 @@ class ServiceClient:
         what = self.description.name(last.table)
         return f"worker {self._rank} (rank {self._rank}) was at clock {last.clock}, its last word was of {what}"
 
-    def _pull(self, clock: int, table: int, values: torch.Tensor) -> Pull:
-        return Pull(clock, table, self.poll, self.progress.wait, values)
+    def _pull(self, table: int, values: torch.Tensor) -> Pull:
+        return Pull(table, self.poll, self._wait, values)
+
+    def _wait(self, poll: Callable[[], bool]) -> None:
+        began = time.perf_counter()
+        self.progress.wait(poll)
+        self.seconds_waited += time.perf_counter() - began
 
     def _ask(self, pull: Pull, line: Line, header: Header, memory: list | None, chosen=None) -> None:
         request, self._next = self._next, self._next + 1
@@ -228,6 +233,8 @@ class ServiceClient:
         self._tell(line, header._replace(request=request))
 
     def _tell(self, line: Line, header: Header) -> None:
+        if self._broken:
+            raise self._broken
         line.tell(header)
         self.progress.add(self)
 

@@ -64,7 +64,7 @@ def with_servers(config: Config, folder: Path, comm) -> int:
             return serve(config, folder, roles)
         from hpctrain.train.run import run_training
 
-        with Mesh(roles.peers) as mesh:
+        with Mesh(roles.peers, progress=roles.progress) as mesh:
             return run_training(config, folder, mesh, roles)
 
 

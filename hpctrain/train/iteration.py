@@ -6,7 +6,7 @@ import torch
 
 
 class Refused(ValueError):
-    """A request that cannot be served: one line that names worker, clock and table. Nothing has changed."""
+    """A request that cannot be served: one line that names worker, clock and table. Nothing has changed here."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from hpctrain.comm import messages
 from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.messages import HEADER_BYTES, Header
-from hpctrain.comm.outbox import Outbox
+from hpctrain.comm.outbox import Outbox, pieces
 from hpctrain.comm.progress import take_back, wait_until
 from hpctrain.train.service import as_bytes
 
@@ -17,8 +17,8 @@ from hpctrain.train.service import as_bytes
 class Line:
     """To `server`, which is `rank` of `comm`."""
 
-    def __init__(self, comm, server: int, rank: int, outbox: Outbox):
-        self.server, self.rank, self._comm, self._outbox = server, rank, comm, outbox
+    def __init__(self, server: int, rank: int, outbox: Outbox):
+        self.server, self.rank, self._outbox = server, rank, outbox
         self.last = Header(messages.PULL)  # what was said last
         self.over = False  # nothing follows
         self._posted: tuple[Any, np.ndarray] = self._listen()
@@ -27,24 +27,24 @@ class Line:
         self.last = header
         self._outbox.notify(self.rank, messages.TO_SERVER, header.pack())
 
-    def post(self, tag: int, data: np.ndarray | torch.Tensor) -> Any:
-        """A payload of what was told; the request that is done when it has left."""
+    def post(self, tag: int, data: np.ndarray | torch.Tensor) -> list[Any]:
+        """A payload of what was told; the requests that are done when it has left."""
         return self._outbox.post(self.rank, tag, data if isinstance(data, np.ndarray) else as_bytes(data))
 
     def post_gradients(self, values: torch.Tensor) -> tuple[bool, list[Any]]:
         """Whether all of it is finite, and requests. Each worker looks at its own; a server would have all to do."""
-        finite, requests, memory = True, [], as_bytes(values)
-        for cut in messages.pieces(values.nbytes):  # while one travels, the next is looked at
-            numbers = torch.from_numpy(memory[cut]).view(values.dtype)
+        finite, requests = True, []
+        for piece in pieces(as_bytes(values)):  # while one travels, the next is looked at
+            numbers = torch.from_numpy(piece).view(values.dtype)
             finite = finite and bool(torch.isfinite(numbers.sum()))  # false too where only the sum is too large
-            requests.append(self.post(messages.PUSHED, memory[cut]))
+            requests += self.post(messages.PUSHED, piece)
         return finite, requests
 
     def receive(self, request: int, memory: list[np.ndarray | torch.Tensor]) -> list[Any]:
         """The payloads that answer a request; what is done when they are there."""
         tag = messages.answer_tag(request)
         views = (each if isinstance(each, np.ndarray) else as_bytes(each) for each in memory)
-        return [self._comm.Irecv(each, self.rank, tag) for each in views]
+        return [each for view in views for each in self._outbox.expect(self.rank, tag, view)]
 
     def answers(self) -> Iterator[Header]:
         """Those that have arrived. RankFailed where the server refused something."""
@@ -53,7 +53,8 @@ class Line:
             self._posted = self._listen()
             if header.kind == messages.REFUSED:
                 text = np.empty(header.count, np.uint8)
-                wait_until(self._comm.Irecv(text, self.rank, messages.TEXT).Test)
+                for request in self._outbox.expect(self.rank, messages.TEXT, text):
+                    wait_until(request.Test)
                 raise RankFailed(f"server {self.server}: {text.tobytes().decode()}")
             if header.kind == messages.DONE:
                 self.over = True
@@ -66,4 +67,4 @@ class Line:
 
     def _listen(self) -> tuple[Any, np.ndarray]:
         data = np.empty(HEADER_BYTES, np.uint8)
-        return self._comm.Irecv(data, self.rank, messages.TO_WORKER), data
+        return self._outbox.expect(self.rank, messages.TO_WORKER, data)[0], data

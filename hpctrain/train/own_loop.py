@@ -13,6 +13,7 @@ from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.row_values import add_up
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.client import ServiceClient
+from hpctrain.train.lookups import oldest
 from hpctrain.train.service import TableShape, describe
 from hpctrain.train.tables import service_settings
 from hpctrain.train.which_update import flatten
@@ -66,26 +67,27 @@ class ParameterClient:
         self._tables = {shape.name: number for number, shape in enumerate(shapes)}
         self._looked_up: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in self._tables}
         self.clock = 0  # iterations that this worker has pushed
+        self._read: dict[int, int] = {}  # by server, the oldest version that the next push is computed with
 
     def pull(self, fresh: bool = False) -> None:
         """Brings the parameters up to date, as far as `staleness` asks for; `fresh`: waits for all other workers."""
-        self._client.wait_sent()
-        self._gradients.zero()
-        self._client.pull(self.clock, self._flat, bound=0 if fresh else None).wait()
+        self._read = self._client.pull(self.clock, self._flat, bound=0 if fresh else None).wait().versions
 
     def rows(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Rows of a table: int64 ids of any shape -> (*ids.shape, width); `push` sends their gradients."""
         distinct, places = ids.reshape(-1).unique(return_inverse=True)
         number = self._tables[table]
-        rows = self._client.pull_rows(number, distinct, self.clock, create=torch.is_grad_enabled()).wait().values
+        pull = self._client.pull_rows(number, distinct, self.clock, create=torch.is_grad_enabled()).wait()
+        rows = pull.values
         if torch.is_grad_enabled():
+            self._read = oldest(self._read, pull.versions)
             self._looked_up[table].append((distinct, rows.requires_grad_()))
         return rows[places].view(*ids.shape, rows.shape[1])
 
     def push(self, items: float, loss: float = 0.0, lr: float | None = None) -> None:
         """Sends the gradients of what was backwarded since the last push: sums over `items`, as is `loss`.
 
-        `lr` in place of the settings'.
+        `lr` in place of the settings'. Returns when they have left, and all gradients are zero.
         """
         self._gradients.flush()
         rows = {}
@@ -96,8 +98,11 @@ class ParameterClient:
             looked_up.clear()
         touched = [self._gradients.touched[segment.name] for segment in self._of_parts()]
         dense = self._gradients.flat if len(self._flat) else None
-        self._client.push(self.clock, items, loss, self._config.lr if lr is None else lr, dense, touched, rows)
+        rate = self._config.lr if lr is None else lr
+        self._client.push(self.clock, items, loss, rate, dense, touched, rows, self._read)
         self.clock += 1
+        self._client.wait_sent()
+        self._gradients.zero()
 
     def done(self) -> None:
         """This worker leaves: no other waits for it any more. The servers end after the last one."""

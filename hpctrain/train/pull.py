@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctrain.comm.progress import take_back
+
 
 @dataclass
 class Part:
@@ -29,7 +31,6 @@ class Pull:
     round, `ids` its rows, `touched` says which segments of the arena it has.
     """
 
-    clock: int
     table: int
     poll: Callable[[], Any]
     wait_for: Callable[[Callable[[], bool]], None]
@@ -51,6 +52,12 @@ class Pull:
         if self.parts:
             self.wait_for(lambda: self.poll() or self.done)
         return self
+
+    def take_back(self) -> None:
+        """Waits for what is on its way, and expects nothing else any more."""
+        parts = list(self.parts.values())
+        take_back([request for part in parts if not part.answered for request in part.requests or ()])
+        self.wait_for(lambda: all(part.poll() for part in parts if part.answered and part.requests))
 
     def look(self) -> None:
         """Takes the parts that are whole."""

@@ -1,7 +1,5 @@
 """The dense part of a model along the ring of the workers, its tables on servers, in one step."""
 
-import time
-
 from hpctrain.plan.program import TABLES
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.client import ServiceClient
@@ -18,7 +16,6 @@ class RingAndServers(Update):
         super().__init__(*args, **settings)
         self.client, self._until = client, 0
         self._numbers = {table.name: number for number, table in enumerate(client.description.tables)}
-        self.seconds_waited = 0.0
         self.methods |= {Op.PULL: self._pull, Op.PUSH: self._push}
 
     def run(self, first: int, stop: int) -> None:
@@ -40,11 +37,10 @@ class RingAndServers(Update):
         self._loss = self._items = 0.0
 
     def _pull(self, action: Action) -> None:
-        step, began = self.step_number, time.perf_counter()
+        step = self.step_number
         self.lookups.load(step)
         if step + 1 < self._until:
             self.lookups.ask(step + 1, step + 1)
-        self.seconds_waited += time.perf_counter() - began
 
     def _push(self, action: Action) -> None:
         rows = self.lookups.gradients()

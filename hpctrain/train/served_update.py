@@ -5,7 +5,6 @@ which this worker steps its own copy. PUSH sends sums and the number of items be
 """
 
 import math
-import time
 from collections import deque
 
 import torch
@@ -43,7 +42,6 @@ class ServedUpdate(Update):
         self._until = 0  # and the next one
         self._read: dict[int, int] = dict.fromkeys(range(len(client.description.parts)), 0)  # versions, by server
         self._num_told = 0  # rounds that rank 0 has heard of
-        self.seconds_waited = 0.0
         self.methods |= {Op.PULL: self._pull, Op.PUSH: self._push}
 
     def begin(self, step: int) -> None:
@@ -90,12 +88,11 @@ class ServedUpdate(Update):
             self._pulls[step] = [self.client.pull(clock, into, ahead=self._window > 0)]
 
     def _pull(self, action: Action) -> None:
-        step, began = self.step_number, time.perf_counter()
+        step = self.step_number
         self._ask(step)
         self._take(step)
         if self.lookups is not None:
             self._look_up(step)
-        self.seconds_waited += time.perf_counter() - began
 
     def _look_up(self, step: int) -> None:
         """Rows of this step, which are waited for, and of the next, which come as soon as they may be read."""

@@ -6,7 +6,7 @@ clock lets them through. Dense values are sent from where they lie; until they h
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ class ParameterServer:
 
     def __init__(self, roles: Roles, record=None):
         assert roles.is_server, "a worker makes a client"
-        self._roles, self._comm, self._record = roles, roles.everybody.comm, record
-        self.outbox = Outbox(self._comm, roles.progress)
+        self._roles, self._record = roles, record
+        self.outbox = Outbox(roles.everybody.comm, roles.progress)
         self._refused: set[int] = set()  # workers of whose iteration a part was refused, and the rest is still to come
         self.num_requests = self.peak_queue = 0
         self._moved, self._memory = False, MessageMemory()
@@ -87,13 +87,8 @@ class ParameterServer:
         }
 
     def _go_on(self, worker: int, conversation: Iterator[None]) -> bool:
-        """Whether it is over. RankFailed, one line, where MPI has lost the worker."""
-        from mpi4py import MPI
-
-        try:
-            over = next(conversation, StopIteration) is StopIteration
-        except MPI.Exception as error:
-            raise RankFailed(f"server {self._roles.server} lost {self._last_of(worker)}: {error}") from None
+        """Whether it is over."""
+        over = next(conversation, StopIteration) is StopIteration
         self._moved = self._moved or over
         return over
 
@@ -112,8 +107,8 @@ class ParameterServer:
             header = self._last[worker] = Header.unpack(data)
             self.num_requests += 1
             if header.kind == messages.DONE:
-                yield from self._until(self.answers.have_left)
-                self._safely(worker, header, lambda: self.shard.retire(worker))
+                yield from self._all_left()
+                self.shard.retire(worker)
                 self._release()
                 self.answers.done(worker)
                 return
@@ -125,26 +120,36 @@ class ParameterServer:
                 yield from self._finish(worker, header)
 
     def _receive(self, worker: int, data: np.ndarray, tag: int) -> Iterator[None]:
-        for request in [self._comm.Irecv(data[piece], worker, tag) for piece in messages.pieces(data.nbytes)]:
-            yield from self._until(request.Test)
+        """RankFailed, one line, where MPI has lost the worker."""
+        from mpi4py import MPI
+
+        try:
+            for request in self.outbox.expect(worker, tag, data):
+                while not request.Test():
+                    yield
+        except MPI.Exception as error:
+            raise RankFailed(f"server {self._roles.server} lost {self._last_of(worker)}: {error}") from None
         self._moved = True
 
-    def _until(self, poll: Callable[[], bool]) -> Iterator[None]:
-        while not poll():
+    def _all_left(self) -> Iterator[None]:
+        """Returns when the values that are sent from where they lie have left: something may be applied."""
+        self.answers.holds += 1
+        while not self.answers.have_left():
             yield
+        self.answers.holds -= 1
+        self._moved = True
 
     def _pull(self, worker: int, header: Header) -> Iterator[None]:
         ids = None
         if header.table >= 0 and self.description.settings.update == "server":
             ids = np.empty(header.count, np.int64)
             yield from self._receive(worker, ids.view(np.uint8), messages.IDS)
-        own = header.clock if header.own < 0 else header.own
         bound = None if header.bound < 0 else header.bound
         clock = self.shard.clock
-        if clock.admits(worker, header.clock, bound, own):
+        if clock.admits(worker, header.clock, bound):
             self.answers.answer(worker, header, ids)
         else:
-            clock.park(worker, header.clock, (worker, header, ids), bound, own)
+            clock.park(worker, header.clock, (worker, header, ids), bound)
             self.peak_queue = max(self.peak_queue, clock.num_parked)
 
     def _push(self, worker: int, header: Header) -> Iterator[None]:
@@ -171,9 +176,9 @@ class ParameterServer:
             self._refused.discard(worker)
             self.shard.drop(worker)
             return
-        yield from self._until(self.answers.have_left)
+        yield from self._all_left()
         suspect = bool(header.flags & messages.SUSPECT)
-        how = header.clock, header.items, header.loss, header.lr, header.bound, suspect
+        how = header.clock, header.items, header.loss, header.lr, header.version, suspect
         self._safely(worker, header, lambda: self.shard.finish(worker, *how))
         self._release()
 
@@ -201,7 +206,8 @@ class ParameterServer:
         """What worker 0 begins with."""
         values = self._memory.empty(len(self._part), dtype=self._dtype)
         if self._part.segments:
-            self._roles.progress.wait(self._comm.Irecv(as_bytes(values), 0, messages.START).Test)
+            for request in self.outbox.expect(0, messages.START, as_bytes(values)):
+                self._roles.progress.wait(request.Test)
         return values
 
     def _log(self, event: dict) -> None:

@@ -60,7 +60,7 @@ class Description:
     tables: list[TableShape] = field(default_factory=list)
 
     def to_json(self) -> dict:
-        return {**asdict(self), "settings": asdict(self.settings)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, told: Mapping) -> "Description":
@@ -72,7 +72,21 @@ class Description:
 
     def name(self, table: int) -> str:
         """Of a table by its number, -1 being the dense part."""
-        return f"table {self.tables[table].name}" if table >= 0 else "the dense part"
+        names = [f"table {each.name}" for each in self.tables]
+        return "the dense part" if table < 0 else names[table] if table < len(names) else f"table number {table}"
+
+    def check_push(self, rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]], dense: torch.Tensor | None) -> None:
+        """ValueError for what has not the service's shapes or dtype."""
+        for table, (ids, sums) in rows.items():
+            if not 0 <= table < len(self.tables):
+                raise ValueError(f"there is no table number {table}")
+            wanted = f"{(len(ids), self.tables[table].width)} {self.torch_dtype}"
+            if ids.dtype != torch.int64 or ids.ndim != 1 or f"{tuple(sums.shape)} {sums.dtype}" != wanted:
+                what = f"gradients {tuple(sums.shape)} {sums.dtype} for ids {tuple(ids.shape)} {ids.dtype}"
+                raise ValueError(f"{self.name(table)}: {what}; {wanted} for int64 ids in one dimension would do")
+        wanted = f"({sum(map(len, self.parts))},) {self.torch_dtype}"
+        if dense is not None and f"{tuple(dense.shape)} {dense.dtype}" != wanted:
+            raise ValueError(f"dense gradients {tuple(dense.shape)} {dense.dtype}, not {wanted}")
 
     @property
     def torch_dtype(self) -> torch.dtype:

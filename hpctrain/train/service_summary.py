@@ -12,11 +12,11 @@ def service_figures(config: Config, executor: Executor, seconds: float, servers:
     """`servers` as they told of themselves, none where there are none. Collective.
 
     A gap is the clock of a pull less that of the slowest worker, when it was served; a lag the updates that overtook
-    one between its pull and itself.
+    one between its pull and itself; each server counts its own, and evaluations are left out.
     """
     if not servers:
         return {"staleness": None, "servers": None}
-    waited = executor.update.seconds_waited / seconds if seconds else 0.0
+    waited = executor.update.client.seconds_waited / seconds if seconds else 0.0
     figures = [each["server"] for each in servers]
     gaps, lags = (_sum_of(each[key] for each in figures) for key in ("clock_gaps", "lags"))
     return {

@@ -6,11 +6,12 @@ each is applied as it is finished.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
 
+from hpctrain.comm.abort import RankFailed
 from hpctrain.model.aggregate import Aggregate
 from hpctrain.model.row_values import add_up, sum_duplicates
 from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
@@ -44,7 +45,7 @@ class Shard:
         self._told, self._log = told, log
         self._staged: dict[int, Iteration] = {}
         self._rounds: dict[int, dict[int, Iteration]] = {}  # by clock and worker: finished and not applied
-        self._totals: dict[int, list[float]] = {}  # loss and items by clock, until all have finished it
+        self._totals: dict[int, dict[int, tuple[float, float]]] = {}  # loss and items by clock and worker, till told
         self._read = [0] * num_workers  # version that each worker has read last
         self._own: list[deque[int]] = [deque() for _ in range(num_workers)]  # versions that a worker's updates made
         self._applied = self._complete = 0  # rounds
@@ -89,21 +90,20 @@ class Shard:
         iteration.items, iteration.loss, iteration.lr = items, loss, lr
         iteration.lag = self._lag(worker, self._read[worker] if read < 0 else read)
         if self.settings.gathers:
+            self._attempt(worker, clock, lambda: self._touch(iteration.rows))
             self._rounds.setdefault(clock, {})[worker] = iteration
         else:
             self._attempt(worker, clock, lambda: self._apply_one(worker, iteration))
-        total = self._totals.setdefault(clock, [0.0, 0.0])
-        total[0] += loss
-        total[1] += items
+        self._totals.setdefault(clock, {})[worker] = loss, items
         self.clock.tick(worker)
-        self._advance(worker)
+        self._advance()
 
     def retire(self, worker: int) -> None:
-        """Nobody waits for this worker any more; what it staged without finishing is dropped. Raises Refused."""
+        """Nobody waits for this worker any more; what it staged without finishing is dropped."""
         self._staged.pop(worker, None)
         self.clock.retire(worker)
         self._write({"do": "retire", "worker": worker, "clock": self.clock.clocks[worker]})
-        self._advance(worker)
+        self._advance()
 
     def drop(self, worker: int) -> None:
         """Forgets what a worker has staged."""
@@ -111,10 +111,11 @@ class Shard:
 
     # ---- what workers pull
 
-    def served(self, worker: int, clock: int, table: int) -> None:
-        """Notes that a read at `clock` is answered with the values of now."""
+    def served(self, worker: int, clock: int, table: int, counts: bool = True) -> None:
+        """Notes that a read at `clock` is answered with the values of now; one that only looks does not count."""
         gap = self.clock.gap(clock)
-        self.gaps[gap] += 1
+        if counts:
+            self.gaps[gap] += 1
         self._read[worker] = self.version
         event = {"do": "pull", "worker": worker, "clock": clock, "table": table, "gap": gap, "version": self.version}
         self._write(event)
@@ -162,14 +163,21 @@ class Shard:
         except (TableError, ValueError) as error:
             raise Refused(f"worker {worker} clock {clock}: {error}") from None
 
-    def _advance(self, worker: int) -> None:
-        """Applies the rounds that are whole now, and tells of those that all have finished."""
+    def _advance(self) -> None:
+        """Applies the rounds that are whole now, and tells of those that all have finished.
+
+        RankFailed where a round cannot be applied: all its workers have been told to go on.
+        """
         while self.settings.gathers and self._applied < self.clock.min_clock:
-            pushed = self._rounds.pop(self._applied, {})
-            self._attempt(worker, self._applied, lambda pushed=pushed: self._apply_round(pushed))
+            try:
+                self._apply_round(self._rounds.pop(self._applied, {}))
+            except (TableError, ValueError) as error:
+                raise RankFailed(f"round {self._applied}: {error}") from None
             self._applied += 1
         while self._complete < self.clock.min_clock:
-            self._told(self._complete, *self._totals.pop(self._complete, (0.0, 0.0)))
+            totals = self._totals.pop(self._complete, {})
+            loss, items = (sum(totals[worker][which] for worker in sorted(totals)) for which in (0, 1))
+            self._told(self._complete, loss, items)
             self._complete += 1
 
     def _apply_round(self, pushed: dict[int, Iteration]) -> None:
@@ -237,12 +245,16 @@ class Shard:
         self._write({**event, "lag": iteration.lag})
 
     def _step(self, update: Gradient, lr: float) -> None:
-        for table, (ids, _) in update.rows.items() if len(update.rows) > 1 else ():
-            self.tables[table].touch(ids)  # whatever is full says so before anything changes
+        self._touch(update.rows)
         for table, (ids, gradients) in update.rows.items():
             self.tables[table].push(ids, gradients, lr=lr, distinct=self.settings.gathers)
         if update.dense is not None:
             self.dense.step(update.dense, touched=self._named(update.touched), lr=lr)
+
+    def _touch(self, rows: Mapping) -> None:
+        """Whatever is full says so, before anything changes."""
+        for table, (ids, _) in rows.items():
+            self.tables[table].touch(ids)
 
     def _named(self, touched: list[bool] | None) -> Iterable[str] | None:
         return None if touched is None else [name for name, used in zip(self.dense.parameters, touched) if used]

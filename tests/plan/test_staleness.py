@@ -94,15 +94,14 @@ def test_a_read_waits_for_the_slowest_and_is_released_in_order():
     assert not clock.admits(0, 2) and clock.gap(2) == 2 and clock.min_clock == 0
     clock.park(0, 2, "first")
     clock.park(1, 2, "second")
-    assert list(clock.release()) == [] and clock.num_parked == 2
+    assert clock.release() == [] and clock.num_parked == 2
     clock.tick(2)
-    assert list(clock.release()) == ["first", "second"] and clock.num_parked == 0
+    assert clock.release() == ["first", "second"] and clock.num_parked == 0
 
 
 def test_a_read_waits_for_its_own_update_too():
     clock = StalenessClock(2, inf)
     assert not clock.admits(0, 1), "asked for before its own update 0 is there"
-    assert clock.admits(0, 1, own=0), "a window lets it see less"
     clock.tick(0)
     assert clock.admits(0, 1)
 
@@ -112,9 +111,9 @@ def test_a_pull_may_have_a_bound_of_its_own():
     clock.tick(0)
     assert clock.admits(0, 1) and not clock.admits(0, 1, bound=0)
     clock.park(0, 1, "fresh", bound=0)
-    assert list(clock.release()) == []
+    assert clock.release() == []
     clock.tick(1)
-    assert list(clock.release()) == ["fresh"]
+    assert clock.release() == ["fresh"]
 
 
 def test_who_leaves_is_not_waited_for():
@@ -123,7 +122,7 @@ def test_who_leaves_is_not_waited_for():
     clock.tick(1)
     clock.park(0, 1, 0)
     clock.retire(2)
-    assert clock.min_clock == 1 and list(clock.release()) == [0]
+    assert clock.min_clock == 1 and clock.release() == [0]
     with pytest.raises(ValueError, match="worker 2 has retired at clock 0"):
         clock.tick(2)
     clock.retire(0)

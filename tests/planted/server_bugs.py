@@ -7,16 +7,16 @@ import torch
 from hpctrain.model.tables import EmbeddingTable
 from hpctrain.plan.staleness import StalenessClock
 from hpctrain.train import shard as shard_module
+from hpctrain.train.answers import Answers
 from hpctrain.train.served_update import ServedUpdate
-from hpctrain.train.server import ParameterServer
 from hpctrain.train.shard import Shard
 
 
 def one_iteration_more_is_admitted(monkeypatch):
     admits = StalenessClock.admits
 
-    def admit(self, worker, clock, bound=None, own=None):
-        return admits(self, worker, clock, (self.bound if bound is None else bound) + 1, clock if own is None else own)
+    def admit(self, worker, clock, bound=None):
+        return admits(self, worker, clock, (self.bound if bound is None else bound) + 1)
 
     monkeypatch.setattr(StalenessClock, "admits", admit)
 
@@ -63,10 +63,9 @@ def a_row_that_several_push_is_stepped_for_each(monkeypatch):
 
 
 def a_pull_may_miss_what_its_worker_pushed(monkeypatch):
-    admits = StalenessClock.admits
-
-    def admit(self, worker, clock, bound=None, own=None):
-        return admits(self, worker, clock, bound, 0)
+    def admit(self, worker, clock, bound=None):
+        others = [each for number, each in enumerate(self.clocks) if number != worker and self.running[number]]
+        return min(others, default=clock) >= clock - (self.bound if bound is None else bound)
 
     monkeypatch.setattr(StalenessClock, "admits", admit)
 
@@ -79,8 +78,8 @@ def an_answer_holds_the_weights_before_the_last_update(monkeypatch):
         step(self, update, lr)
 
     monkeypatch.setattr(Shard, "_step", remember)
-    values = ParameterServer._dense_values
-    monkeypatch.setattr(ParameterServer, "_dense_values", lambda self: before.get(self.shard, values(self)))
+    values = Answers._dense_values
+    monkeypatch.setattr(Answers, "_dense_values", lambda self: before.get(self._shard, values(self)))
 
 
 def weights_are_pulled_in_every_round(monkeypatch):

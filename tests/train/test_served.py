@@ -103,11 +103,11 @@ def test_an_aggregate_of_the_users_own_is_one_of_ours_written_again(comm, aggreg
             f"def own(sums, counts):\n    return AGGREGATES['{aggregate}'](sums, counts)\n"
         )
     how = {"steps": 6, **settings("sgd", 13), "lr": 0.01}
-    runs = [train(comm, TASKS["masked"], 3, 1, aggregate=name, **how) for name in (aggregate, f"{file}:own")]
-    if runs[0] is None or runs[0][1] is None:
-        return
-    for name, weight in runs[0][1].items():
-        torch.testing.assert_close(weight, runs[1][1][name], rtol=1e-12, atol=1e-12)
+    for task in ("masked", "recommender"):
+        runs = [train(comm, TASKS[task], 3, 1, aggregate=name, **how) for name in (aggregate, f"{file}:own")]
+        if runs[0] is not None and runs[0][1] is not None:
+            for name, weight in runs[0][1].items():
+                torch.testing.assert_close(weight, runs[1][1][name], rtol=1e-12, atol=1e-12)
 
 
 def test_a_table_trained_by_sgd_is_a_plain_embedding():

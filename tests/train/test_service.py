@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpctrain.comm import outbox
 from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.messages import DENSE, FINISH, PUSH, PUSHED, Header
 from hpctrain.comm.outbox import MOST_UNREAD
@@ -104,33 +105,82 @@ def push_raw(client, header):
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("staleness", (0, 2))
 def test_what_is_refused_is_named_and_changes_nothing(comm, wrong, staleness):
-    """The job goes on afterwards, and ends as if nothing had been."""
+    """Who was refused can only leave, and all is as if it had left before."""
     if (part := on_ranks(comm, 2, 1)) is None:
         return
     call, line = WRONG[wrong]
 
     def work(client, worker, mistaken):
-        told = ""
-        if worker == 1 and mistaken:
-            with pytest.raises(RankFailed) as caught:
-                call(client)
-                client.progress.wait(client.poll)
-            told = str(caught.value)
+        if worker == 1:
+            told = []
+            if mistaken:
+                for _ in range(2):
+                    with pytest.raises(RankFailed) as caught:
+                        call(client)
+                        client.progress.wait(client.poll)
+                    told.append(str(caught.value))
+            client.done()
+            return told
         rows = client.pull_rows(0, ROW_IDS, 0).wait().values
         client.push(0, 2, 0.0, 0.125, gradient(0, 0), rows={0: (ROW_IDS, rows * 0 + worker)})
         client.wait_sent()
         after = client.pull_rows(0, ROW_IDS, 1, bound=0).wait().values
-        return told, pull_dense(client, 1, bound=0).tolist(), after.tolist()
+        return pull_dense(client, 1, bound=0).tolist(), after.tolist()
 
     how = ServiceSettings(staleness=staleness)
-    for mistaken in (True, False):
-        results, _, _ = serve(part, 1, partial(work, mistaken=mistaken), how)
-        if mistaken:
-            first = results
-    assert line in first[1][0] and first[1][0].startswith("server 0: "), first[1][0]
-    for one, other in zip(first, results):
-        for mine, theirs in zip(one[1:], other[1:]):
-            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)  # who came first is free with a bound above 0
+    (dense, rows), told = serve(part, 1, partial(work, mistaken=True), how)[0]
+    assert line in told[0] and told[0].startswith("server 0: ") and told[1] == told[0], told
+    assert serve(part, 1, partial(work, mistaken=False), how)[0] == [[dense, rows], []]
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_push_that_does_not_fit_is_refused_before_anything_is_sent(comm):
+    if (part := on_ranks(comm, 1, 1)) is None:
+        return
+    double = {"dtype": torch.float64}
+    wrong = [
+        ({0: (ROW_IDS, torch.zeros(3, 5, **double))}, None, r"table users: gradients \(3, 5\)"),
+        ({0: (ROW_IDS, torch.zeros(3, 4))}, None, r"table users: gradients \(3, 4\) torch.float32"),
+        ({0: (ROW_IDS.int(), torch.zeros(3, 4, **double))}, None, r"for ids \(3,\) torch.int32"),
+        ({7: (ROW_IDS, torch.zeros(3, 4, **double))}, None, "no table number 7"),
+        ({}, torch.zeros(3, **double), r"dense gradients \(3,\)"),
+        ({}, gradient(0, 0).float(), "torch.float32, not "),
+    ]
+
+    def work(client, worker):
+        for rows, dense, line in wrong:
+            with pytest.raises(ValueError, match=line):
+                client.push(0, 1, 0.0, 0.1, dense, rows=rows)
+
+    assert serve(part, 1, work)[1][0]["requests"] == 1  # that it leaves
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("num_servers", (1, 2))
+def test_payloads_travel_in_pieces(comm, num_servers, monkeypatch):
+    """Ids, rows, dense values and what is asked for, each longer than a piece; NaN in the last of them is found."""
+    monkeypatch.setattr(outbox, "PIECE_BYTES", 104)
+    if comm.size <= num_servers or (part := on_ranks(comm, 1, num_servers)) is None:
+        return
+    ids = torch.arange(49)
+    sums = torch.arange(4.0 * 49, dtype=torch.float64).view(49, 4)
+
+    def work(client, worker):
+        before, dense = client.pull_rows(0, ids, 0).wait().values, pull_dense(client, 0)
+        client.push(0, 1, 0.0, 0.125, gradient(0, 0), rows={0: (ids, sums)})
+        client.wait_sent()
+        after = client.pull_rows(0, ids, 1).wait().values
+        torch.testing.assert_close(after, before - 0.125 * sums, rtol=0, atol=1e-14)
+        expected = dense - 0.125 * gradient(0, 0)
+        torch.testing.assert_close(pull_dense(client, 1)[padding()], expected[padding()], rtol=0, atol=1e-14)
+        sums[48, 3] = torch.nan
+        client.push(1, 1, 0.0, 0.125, rows={0: (ids, sums)})
+        with pytest.raises(RankFailed, match="id 48 has a gradient with NaN"):
+            client.progress.wait(client.poll)
+
+    serve(part, num_servers, work)
     part.Free()
 
 
