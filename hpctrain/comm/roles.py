@@ -3,6 +3,7 @@
 import atexit
 
 from hpctrain.comm import abort
+from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.group import Group
 from hpctrain.comm.mesh import LAUNCH, duplicate, split
 from hpctrain.comm.progress import Progress
@@ -34,7 +35,7 @@ class Roles:
         self.is_server = self.rank >= self.num_workers
         self.server = self.rank - self.num_workers if self.is_server else None
         self._same = Group(split(self.everybody, int(self.is_server), self.rank), self.progress)
-        self.peers = self._same.comm
+        self.peers, self.group = self._same.comm, self._same
         self._closed = False
         self._at_exit = abort.at_exit(self.close) if launched else None
 
@@ -47,6 +48,8 @@ class Roles:
             atexit.unregister(self._at_exit)
         if self._closed:
             return
+        if self.client is not None and not self.client.closed:
+            raise RankFailed(f"worker {self.rank} (rank {self.rank}) ends without done(), for which the servers wait")
         self._closed = True
         self._same.close()
         self.everybody.close()

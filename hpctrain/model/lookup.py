@@ -52,36 +52,73 @@ class Lookup(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, a table"
 
 
+def build_with_tables(
+    factory: Callable[[], nn.Module], prefix: str, names: set[str]
+) -> tuple[nn.Module, dict[str, Lookup]]:
+    """The layer of `factory` with a Lookup in place of each nn.Embedding whose weight is named, and these by name.
+
+    A table's own weight is never written to, so one of any size costs nothing. Where the layer has other embeddings,
+    it is built twice: to see which of them are tables, then with the values that all others are to have. ValueError for
+    what cannot be a table.
+    """
+    state = torch.get_rng_state()
+    with _leaving_out(lambda number: True) as left_out:
+        layer = factory()
+    if not isinstance(layer, nn.Module):
+        return layer, {}
+    found = _find(layer, prefix, names)
+    are_tables = [module in found for module in left_out]
+    if not all(are_tables):
+        torch.set_rng_state(state)
+        with _leaving_out(lambda number: are_tables[number]):
+            layer = factory()
+        found = _find(layer, prefix, names)
+    lookups = {}
+    for module, (name, places) in found.items():
+        lookups[name] = Lookup(name, module)
+        for place in places:
+            parent, _, last = place.rpartition(".")
+            setattr(layer.get_submodule(parent), last, lookups[name])
+    return layer, lookups
+
+
 @contextmanager
-def without_values() -> Iterator[None]:
-    """Inside, nn.Embedding gets memory that nobody writes to, so a table of any size costs nothing to leave out."""
-    reset = nn.Embedding.reset_parameters
-    nn.Embedding.reset_parameters = lambda self: None
+def _leaving_out(chosen: Callable[[int], bool]) -> Iterator[list[nn.Embedding]]:
+    """Inside, those of the nn.Embeddings that get first values, counted as they do, are left without. All of them."""
+    reset, modules = nn.Embedding.reset_parameters, []
+
+    def leave_out(self: nn.Embedding) -> None:
+        modules.append(self)
+        if not chosen(len(modules) - 1):
+            reset(self)
+
+    nn.Embedding.reset_parameters = leave_out
     try:
-        yield
+        yield modules
     finally:
         nn.Embedding.reset_parameters = reset
 
 
-def replace_tables(layer: nn.Module, prefix: str, names: set[str]) -> dict[str, Lookup]:
-    """Puts a Lookup in place of each nn.Embedding whose weight is named; by name. ValueError for what is no table.
-
-    All other embeddings of a layer built `without_values` get theirs.
-    """
-    found: dict[str, Lookup] = {}
-    for inside, module in list(layer.named_modules()):
-        name = f"{prefix}.{inside}.weight" if inside else f"{prefix}.weight"
-        if not isinstance(module, nn.Embedding):
-            continue
-        if name not in names:
-            module.reset_parameters()
+def _find(layer: nn.Module, prefix: str, names: set[str]) -> dict[nn.Module, tuple[str, list[str]]]:
+    """The embeddings that are tables: by which name, and all places where the layer has them."""
+    places: dict[nn.Module, list[str]] = {}
+    for place, module in layer.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Embedding):
+            places.setdefault(module, []).append(place)
+    found = {}
+    start = f"{prefix}." if prefix else ""
+    for module, inside in places.items():
+        own = [f"{place}.weight" if place else "weight" for place in inside]
+        name = next((start + each for each in own if start + each in names), None)
+        if name is None:
             continue
         _check(name, module)
-        if not inside:
+        if "" in inside:
             raise ValueError(f"--task: tables() names {name}, which is a layer itself; put it inside a module")
-        parent, _, last = inside.rpartition(".")
-        found[name] = Lookup(name, module)
-        setattr(layer.get_submodule(parent), last, found[name])
+        for other, parameter in layer.named_parameters(remove_duplicate=False):
+            if parameter is module.weight and other not in own:
+                raise ValueError(f"--task: tables() names {name}, which is {other} too; a table cannot be tied")
+        found[module] = name, inside
     return found
 
 

@@ -27,26 +27,27 @@ from hpctrain.train.service import Description
 
 
 class ServiceClient:
-    """Of a worker. `description` and the dense arena's first values are worker 0's word, told to all servers.
-
-    Collective with the ParameterServer of each server, and with the other workers.
+    """Of a worker. Worker 0's `description` and first values of the arena go to all servers; RankFailed where another
+    worker's differs. Collective with the ParameterServer of each server, and with the other workers.
     """
 
     def __init__(self, roles: Roles, description: Description, initial: torch.Tensor):
         assert not roles.is_server, "a server makes a ParameterServer"
+        if roles.client is not None and not roles.client.closed:
+            raise ValueError("these roles have a client already; call its done() first")
         self._rank, self.progress = roles.rank, roles.progress
         told = roles.everybody.broadcast_json(description.to_json() if roles.rank == 0 else None)
         self.description = Description.from_json(told)
+        description.check_same(self.description, roles.rank)
         self._pulls: dict[int, Pull] = {}  # by request
         self._next = 0
         self.outbox = Outbox(roles.everybody.comm, self.progress)
         self._dense_sends: list[Any] = []
         self._memory = MessageMemory()
-        ranks = map(roles.rank_of_server, range(roles.num_servers))
-        self._lines = [Line(server, rank, self.outbox) for server, rank in enumerate(ranks)]
+        self._lines = [Line(each, roles.rank_of_server(each), self.outbox) for each in range(roles.num_servers)]
         self._rounds = Notes(roles.everybody.comm, self._lines[0].rank) if roles.rank == 0 else None
         self.notes = self._rounds.notes if self._rounds else deque()
-        self._closed, roles.client = False, self
+        self.closed, roles.client = False, self
         self._broken: RankFailed | None = None
         self.seconds_waited = 0.0  # for what servers send or take
         self._forget = last_words(self._last_words)
@@ -152,7 +153,7 @@ class ServiceClient:
 
     def done(self) -> None:
         """This worker leaves: nobody waits for it any more. RankFailed where a server refuses something meanwhile."""
-        if self._closed:
+        if self.closed:
             return
         self._broken = None
         for line in self._lines:
@@ -160,7 +161,7 @@ class ServiceClient:
         self.progress.wait(lambda: self.poll() or (all(line.over for line in self._lines) and self.outbox.poll()))
         for pull in list(self._pulls.values()):
             pull.take_back()
-        self._closed = True
+        self.closed = True
         self._forget()
         self.progress.remove(self)
         for line in self._lines:
@@ -172,7 +173,7 @@ class ServiceClient:
 
     def poll(self) -> bool:
         """Takes what has arrived; False, for a service is never done. RankFailed once a server has refused."""
-        if self._closed:
+        if self.closed:
             return True
         if self._broken:
             raise self._broken
@@ -233,6 +234,8 @@ class ServiceClient:
         self._tell(line, header._replace(request=request))
 
     def _tell(self, line: Line, header: Header) -> None:
+        if self.closed:
+            raise RuntimeError("this client is done; what it pulls and pushes comes before done()")
         if self._broken:
             raise self._broken
         line.tell(header)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from hpctrain.comm.channel import MAX_LANES
 from hpctrain.config import Config, UsageError
-from hpctrain.plan import grid
+from hpctrain.config.servers import read_straggler
+from hpctrain.plan import grid as grids
 from hpctrain.plan.grid import Grid
 from hpctrain.plan.program import check
 from hpctrain.plan.schedule import SCHEDULES, Place
@@ -14,7 +15,12 @@ MICROBATCHES_A_STAGE = 4  # by default: a bubble of a fifth
 
 def settled(config: Config, num_ranks: int) -> Config:
     """`config` with what it leaves open filled in. UsageError for a layout that these ranks cannot have."""
-    num_replicas = grid_of(config, num_ranks).num_replicas
+    grid = grid_of(config, num_ranks)
+    num_replicas = grid.num_replicas
+    if config.straggler is not None and (slow := read_straggler(config.straggler).rank or 0) >= grid.num_ranks:
+        raise UsageError(
+            f"--straggler {config.straggler}: there is no rank {slow} that trains, but 0 to {grid.num_ranks - 1}"
+        )
     chunks = config.chunks or (2 if SCHEDULES[config.schedule].has_chunks else None)
     rows = -(-config.global_batch_size // num_replicas)
     if config.micro_batch_size is not None:
@@ -47,9 +53,9 @@ def grid_of(config: Config, num_ranks: int) -> Grid:
         if config.servers >= num_ranks:
             ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
             raise UsageError(f"--servers {config.servers}: {ranks} leave none to train; start more, as mpirun -n 8")
-        return grid.grid_of(num_ranks - config.servers, 1)
+        return grids.grid_of(num_ranks - config.servers, 1)
     try:
-        return grid.grid_of(num_ranks, config.stages, config.rank_order)
+        return grids.grid_of(num_ranks, config.stages, config.rank_order)
     except ValueError as error:
         raise UsageError(f"--stages {config.stages}: {error}") from None
 

@@ -1,6 +1,7 @@
 """The tables of a model on one rank: which rows a step looks up, where they come from, and their gradients then."""
 
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.lookup import Lookup
-from hpctrain.model.tables import EmbeddingTable
+from hpctrain.model.tables import EmbeddingTable, TableError
 from hpctrain.tasks.table import Table
 from hpctrain.train.batches import Batches, MicroBatch
 from hpctrain.train.client import ServiceClient
@@ -57,6 +58,15 @@ class Source(Protocol):
         """Rows outside training; none is created."""
 
 
+@contextmanager
+def one_line():
+    """RankFailed in place of a TableError."""
+    try:
+        yield
+    except TableError as error:
+        raise RankFailed(str(error)) from None
+
+
 class LocalRows:
     """Tables of this rank's own."""
 
@@ -68,15 +78,18 @@ class LocalRows:
         self._asked[step] = ids
 
     def take(self, step: int) -> dict[str, torch.Tensor]:
-        return {name: self.tables[name].rows(ids) for name, ids in self._asked.pop(step).items()}
+        asked = self._asked.pop(step)
+        with one_line():
+            return {name: self.tables[name].rows(ids) for name, ids in asked.items()}
 
     def look(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         return self.tables[name].rows(ids, create=False)
 
     def change(self, gradients: Rows, lr: float, scale: float = 1.0) -> None:
         """One step of the tables' optimizer for each row."""
-        for name, (ids, sums) in gradients.items():
-            self.tables[name].push(ids, sums, lr=lr, scale=scale)
+        with one_line():
+            for name, (ids, sums) in gradients.items():
+                self.tables[name].push(ids, sums, lr=lr, scale=scale)
 
 
 class ServedRows:

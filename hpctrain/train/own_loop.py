@@ -15,6 +15,7 @@ from hpctrain.plan.sharding import Segment
 from hpctrain.train.client import ServiceClient
 from hpctrain.train.lookups import oldest
 from hpctrain.train.service import TableShape, describe
+from hpctrain.train.start import share_first
 from hpctrain.train.tables import service_settings
 from hpctrain.train.which_update import flatten
 
@@ -64,6 +65,9 @@ class ParameterClient:
             service_settings(self._config), dtype, self._segments, len(self._flat), shapes, roles.num_servers
         )
         self._client = ServiceClient(roles, described, self._flat)
+        if isinstance(model, nn.Module):
+            fixed = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+            share_first({**fixed, **dict(model.named_buffers())}, roles.group)
         self._tables = {shape.name: number for number, shape in enumerate(shapes)}
         self._looked_up: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in self._tables}
         self.clock = 0  # iterations that this worker has pushed
@@ -74,7 +78,13 @@ class ParameterClient:
         self._read = self._client.pull(self.clock, self._flat, bound=0 if fresh else None).wait().versions
 
     def rows(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of a table: int64 ids of any shape -> (*ids.shape, width); `push` sends their gradients."""
+        """Rows of a table: integer ids of any shape -> (*ids.shape, width); `push` sends their gradients."""
+        if table not in self._tables:
+            raise ValueError(f"rows({table!r}): there is no such table; there is {', '.join(self._tables) or 'none'}")
+        ids = torch.as_tensor(ids)
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise TypeError(f"rows({table!r}): ids are {ids.dtype}; integers would do")
+        ids = ids.long()
         distinct, places = ids.reshape(-1).unique(return_inverse=True)
         number = self._tables[table]
         pull = self._client.pull_rows(number, distinct, self.clock, create=torch.is_grad_enabled()).wait()

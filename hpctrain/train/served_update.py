@@ -89,17 +89,22 @@ class ServedUpdate(Update):
 
     def _pull(self, action: Action) -> None:
         step = self.step_number
-        self._ask(step)
+        for each in range(step, min(step + self._window + 1, self._until) if step == self._first else step + 1):
+            self._ask(each)
         self._take(step)
         if self.lookups is not None:
             self._look_up(step)
 
     def _look_up(self, step: int) -> None:
-        """Rows of this step, which are waited for, and of the next, which come as soon as they may be read."""
-        self.lookups.ask(step, self._clock_of(step))
+        """Rows of this step, which are waited for, and of later ones, which come as soon as they may be read.
+
+        What is read at one clock is asked for together, before the push of that clock: so with staleness 0 it is what
+        all had pushed until then, and nothing more.
+        """
+        last = step + max(1, self._window)
+        for each in range(step, min(last - last % self._every + self._every, self._until)):
+            self.lookups.ask(each, self._clock_of(each))
         self.lookups.load(step)
-        if step + 1 < self._until:
-            self.lookups.ask(step + 1, self._clock_of(step + 1))
 
     def _take(self, step: int) -> None:
         pulls = [pull.wait() for pull in self._pulls.pop(step, [])]

@@ -1,5 +1,6 @@
 """What a parameter service is asked to do, and what it holds: told by worker 0 to all servers when it begins."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
@@ -7,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from hpctrain.comm.abort import RankFailed
 from hpctrain.model.row_optimizers import build_row_optimizer
-from hpctrain.model.tables import DenseTable, EmbeddingTable
+from hpctrain.model.tables import DTYPES, DenseTable, EmbeddingTable
 from hpctrain.plan.sharding import DensePart, Segment, cut_dense
 from hpctrain.train.optimizer import build_optimizer
 
@@ -75,6 +77,14 @@ class Description:
         names = [f"table {each.name}" for each in self.tables]
         return "the dense part" if table < 0 else names[table] if table < len(names) else f"table number {table}"
 
+    def check_same(self, other: "Description", worker: int) -> None:
+        """RankFailed where worker 0 has an `other` one."""
+        mine, theirs = ({**each.to_json(), **each.to_json()["settings"]} for each in (self, other))
+        for name in mine.keys() - {"settings"}:
+            if mine[name] != theirs[name]:
+                pair = next((m, t) for m, t in zip(*_listed(mine[name], theirs[name])) if m != t)
+                raise RankFailed(f"worker {worker} has other {name} than worker 0: {pair[0]}, there {pair[1]}")
+
     def check_push(self, rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]], dense: torch.Tensor | None) -> None:
         """ValueError for what has not the service's shapes or dtype."""
         for table, (ids, sums) in rows.items():
@@ -93,6 +103,13 @@ class Description:
         return getattr(torch, self.dtype)
 
 
+def _listed(mine, theirs) -> tuple[list, list]:
+    """Of equal lengths."""
+    if not isinstance(mine, list):
+        return [mine], [theirs]
+    return mine + ["nothing"] * (len(theirs) - len(mine)), theirs + ["nothing"] * (len(mine) - len(theirs))
+
+
 def describe(
     settings: ServiceSettings,
     dtype: torch.dtype,
@@ -101,7 +118,12 @@ def describe(
     tables: Sequence[TableShape],
     num_servers: int,
 ) -> Description:
-    """`segments` of the dense arena of `num_elements`."""
+    """`segments` of the dense arena of `num_elements`. ValueError for a table that cannot be."""
+    for each in tables:
+        if each.num_rows < 1 or each.width < 1 or not 0 <= each.std < math.inf:
+            raise ValueError(f"table {each.name}: {each.num_rows} rows of width {each.width}, deviation {each.std}")
+        if dtype not in DTYPES:
+            raise ValueError(f"table {each.name}: rows of {dtype}; torch.float32 or torch.float64 would do")
     parts = cut_dense(segments, num_elements, num_servers)
     return Description(settings, str(dtype).removeprefix("torch."), parts, list(tables))
 

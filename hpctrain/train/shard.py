@@ -8,15 +8,15 @@ each is applied as it is finished.
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import inf
 
 import torch
 
 from hpctrain.comm.abort import RankFailed
-from hpctrain.model.aggregate import Aggregate
-from hpctrain.model.row_values import add_up, sum_duplicates
 from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
 from hpctrain.plan.staleness import StalenessClock
 from hpctrain.train.iteration import Gradient, Iteration, Refused
+from hpctrain.train.round import Round
 from hpctrain.train.service import ServiceSettings
 
 
@@ -41,7 +41,7 @@ class Shard:
         self.last: Gradient = Gradient()
         self.gaps: Counter[int] = Counter()
         self.lags: Counter[int] = Counter()
-        self._aggregate = Aggregate(settings.aggregate)
+        self._round = Round(settings)
         self._told, self._log = told, log
         self._staged: dict[int, Iteration] = {}
         self._rounds: dict[int, dict[int, Iteration]] = {}  # by clock and worker: finished and not applied
@@ -85,6 +85,9 @@ class Shard:
         """
         self._check_clock(worker, clock)
         iteration = self._staged.pop(worker, None) or Iteration(clock)
+        for what, number in (("items", items), ("lr", lr)):
+            if not 0 <= number < inf:
+                raise Refused(f"worker {worker} clock {clock}: {what} {number:g}; a finite number from 0 on would do")
         if suspect:
             self._check_finite(worker, iteration)
         iteration.items, iteration.loss, iteration.lr = items, loss, lr
@@ -181,54 +184,19 @@ class Shard:
             self._complete += 1
 
     def _apply_round(self, pushed: dict[int, Iteration]) -> None:
-        """All iterations of one clock as one update, in worker order."""
+        """All iterations of one clock as one update."""
         each = [pushed[worker] for worker in sorted(pushed)]
-        items = sum(iteration.items for iteration in each)
-        update = Gradient(items, sum(iteration.loss for iteration in each))
-        if items:
-            update.dense, update.touched = self._sum_dense(each)
-            for table in range(len(self.tables)):
-                found = self._aggregate_rows([(*it.rows[table], it.items) for it in each if table in it.rows], items)
-                if found is not None:
-                    update.rows[table] = found
+        update = self._round.combine(each)
         self.last = update
         lr = next((iteration.lr for iteration in each), 0.0)
-        lag = max((iteration.lag for iteration in each), default=0)
-        if self.settings.update == "server" and items:
+        lag = max((iteration.lag for iteration in each if iteration.rows or iteration.dense is not None), default=0)
+        if self.settings.update == "server" and update.items:
             self._step(update, lr)
         self.version += 1
         self.lags[lag] += 1
         clock = each[0].clock if each else self._applied
-        self._write({"do": "apply", "workers": sorted(pushed), "clock": clock, "version": self.version, "lr": lr})
-
-    def _sum_dense(self, each: list[Iteration]) -> tuple[torch.Tensor | None, list[bool] | None]:
-        pushed = [iteration for iteration in each if iteration.dense is not None]
-        if self.dense is None or not pushed:
-            return None, None
-        masks = [iteration.touched for iteration in pushed]
-        touched = None if None in masks else [any(flags) for flags in zip(*masks)]
-        if self.settings.aggregate in ("mean", "sum"):
-            total = pushed[0].dense
-            for iteration in pushed[1:]:
-                total += iteration.dense
-            if self.settings.aggregate == "mean" and (items := sum(iteration.items for iteration in each)) != 1:
-                total *= 1.0 / items
-            return total, touched
-        stacked = torch.stack([iteration.dense for iteration in pushed])
-        return self._aggregate.dense(stacked, [iteration.items for iteration in pushed]), touched
-
-    def _aggregate_rows(self, rows: list, items: float):
-        """Of one table, from (ids, sums, items) of each worker; `items` are those of all, also without a row here."""
-        if not rows:
-            return None
-        if self.settings.aggregate not in ("mean", "sum"):
-            return self._aggregate.rows(rows)
-        if len(rows) == 1 and self.settings.update == "server":  # then nobody sees in which order they are
-            ids, sums = sum_duplicates(rows[0][0].numpy(), rows[0][1])
-            ids = torch.from_numpy(ids)
-        else:
-            ids, sums = add_up([(ids, sums) for ids, sums, _ in rows])
-        return ids, sums.mul_(1.0 / items) if self.settings.aggregate == "mean" else sums
+        event = {"do": "apply", "workers": sorted(pushed), "clock": clock, "version": self.version, "lr": lr}
+        self._write({**event, "lag": lag})
 
     def _apply_one(self, worker: int, iteration: Iteration) -> None:
         """One worker's iteration as an update of its own."""

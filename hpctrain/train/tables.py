@@ -9,7 +9,7 @@ from torch import nn
 
 from hpctrain.config import Config
 from hpctrain.model.aggregate import Aggregate
-from hpctrain.model.lookup import Lookup, replace_tables, without_values
+from hpctrain.model.lookup import Lookup, build_with_tables
 from hpctrain.model.row_optimizers import build_row_optimizer
 from hpctrain.model.tables import EmbeddingTable
 from hpctrain.plan.schedule import SCHEDULES
@@ -50,10 +50,8 @@ def with_lookups(
 
 
 def _build(factory: Callable[[], nn.Module], prefix: str, names: set[str], found: dict[str, Lookup]) -> nn.Module:
-    with without_values():
-        layer = factory()
-    if isinstance(layer, nn.Module):
-        found |= replace_tables(layer, prefix, names)
+    layer, lookups = build_with_tables(factory, prefix, names)
+    found |= lookups
     return layer
 
 

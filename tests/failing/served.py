@@ -1,7 +1,7 @@
 """Workers and a server until one of them dies: `mpirun -n 3 python served.py FAULT RANK ROUND`.
 
-FAULT is kill, raise or babble, which MPI cannot bring to the server; it happens on RANK (the last is the server) in
-about that round.
+FAULT is kill, raise, leave (without done), differ (in a setting, from the beginning) or babble, which MPI cannot bring
+to the server; it happens on RANK (the last is the server) in about that round.
 """
 
 import os
@@ -23,6 +23,8 @@ def happen(roles: Roles) -> None:
     Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
     if FAULT == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if FAULT == "leave":
+        sys.exit(0)
     if FAULT == "babble":
         roles.everybody.comm.Send(np.zeros(10_000, np.uint8), roles.rank_of_server(0), messages.TO_SERVER)
         time.sleep(60)
@@ -44,7 +46,10 @@ def serve(roles: Roles) -> None:
 
 def work(roles: Roles) -> None:
     model = torch.nn.Linear(300, 300)
-    client = ParameterClient(roles, model, {"rows": (100, 4, 0.1)}, lr=1e-6, staleness=1)
+    rate = 0.5 if FAULT == "differ" and roles.rank == RANK else 1e-6
+    if FAULT == "differ":
+        Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    client = ParameterClient(roles, model, {"rows": (100, 4, 0.1)}, lr=rate, staleness=1)
     for number in range(10**6):
         client.pull()
         ids = torch.arange(number % 90, number % 90 + 7)

@@ -12,8 +12,10 @@ SECONDS = 10  # the promise
 
 @pytest.mark.parametrize(
     "fault, rank, number",
-    [("kill", 0, 3), ("kill", 1, 17), ("kill", 2, 8), ("raise", 1, 5), ("raise", 2, 11), ("babble", 1, 4)],
-    ids=["worker 0", "a worker", "the server", "a worker raises", "the server raises", "a worker that MPI loses"],
+    [("kill", 0, 3), ("kill", 1, 17), ("kill", 2, 8), ("raise", 1, 5), ("raise", 2, 11), ("babble", 1, 4)]
+    + [("leave", 1, 3), ("differ", 1, 0)],
+    ids=["worker 0", "a worker", "the server", "a worker raises", "the server raises", "a worker that MPI loses"]
+    + ["a worker that forgets done", "a worker with other settings"],
 )
 def test_whoever_dies_ends_the_job(fault, rank, number, tmp_path):
     moment = tmp_path / "moment"
@@ -25,6 +27,10 @@ def test_whoever_dies_ends_the_job(fault, rank, number, tmp_path):
         assert "ValueError: boom" in result.stderr and f"rank {rank} of 3 failed" in result.stderr, result
     if (fault, rank) == ("raise", 1):
         assert f"worker 1 (rank 1) was at clock {number}, its last word was of table rows" in result.stderr, result
+    if fault == "leave":
+        assert "worker 1 (rank 1) ends without done()" in result.stderr, result
+    if fault == "differ":
+        assert "worker 1 has other lr than worker 0: 0.5, there 1e-06" in result.stderr, result
     if fault == "babble":
         words = f"server 0 lost worker 1 (rank 1) at clock {number}, its last word was of table rows: "
         assert words in result.stderr, result

@@ -6,7 +6,7 @@ import torch
 
 from hpctrain.model.tables import EmbeddingTable
 from hpctrain.plan.staleness import StalenessClock
-from hpctrain.train import shard as shard_module
+from hpctrain.train import round as round_module
 from hpctrain.train.answers import Answers
 from hpctrain.train.served_update import ServedUpdate
 from hpctrain.train.shard import Shard
@@ -59,7 +59,7 @@ def a_row_that_several_push_is_stepped_for_each(monkeypatch):
         return torch.cat([ids for ids, _ in pushes]), torch.cat([sums for _, sums in pushes])
 
     monkeypatch.setattr(EmbeddingTable, "push", one_by_one)
-    monkeypatch.setattr(shard_module, "add_up", put_together)
+    monkeypatch.setattr(round_module, "add_up", put_together)
 
 
 def a_pull_may_miss_what_its_worker_pushed(monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.roles import Roles
 from hpctrain.train.own_loop import ParameterClient
 from hpctrain.train.server import ParameterServer
@@ -69,6 +70,56 @@ def test_each_push_is_a_step_with_what_came_since_the_last(comm, num_servers):
         same(model.bias, twin.bias)
 
     run(part, num_servers, work)
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_cannot_be_is_said_in_one_line(comm):
+    if (part := on_ranks(comm, 1, 1)) is None:
+        return
+
+    def work(client, model):
+        with pytest.raises(TypeError, match="ids are torch.float32; integers would do"):
+            client.rows("rows", torch.ones(3))
+        with pytest.raises(ValueError, match="there is no such table; there is rows"):
+            client.rows("row", torch.ones(3))
+        assert torch.equal(client.rows("rows", torch.tensor([4, 1]).int()), client.rows("rows", [4, 1]))
+        client.done()
+        for call in (client.pull, lambda: client.push(items=1), lambda: client.rows("rows", [1])):
+            with pytest.raises(RuntimeError, match="this client is done"):
+                call()
+
+    run(part, 1, work)
+    with Roles(part, 1) as roles:
+        if roles.is_server:
+            ParameterServer(roles).serve()
+        else:
+            client = ParameterClient(roles, nn.Linear(2, 2))
+            with pytest.raises(ValueError, match="have a client already"):
+                ParameterClient(roles, nn.Linear(2, 2))
+            with pytest.raises(RankFailed, match="rank 0. ends without done"):
+                roles.close()
+            client.done()
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_what_is_not_trained_is_that_of_worker_0_too(comm):
+    if (part := on_ranks(comm, 2, 1)) is None:
+        return
+    with Roles(part, 1) as roles:
+        told = None
+        if roles.is_server:
+            ParameterServer(roles).serve()
+        else:
+            torch.manual_seed(roles.rank)
+            model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+            model[0].bias.requires_grad_(False)
+            model[1].running_mean.normal_()
+            ParameterClient(roles, model).done()
+            told = [model[0].bias.tolist(), model[1].running_mean.tolist()]
+        everybody = roles.everybody.all_gather_json(told)
+    assert everybody[0] == everybody[1]
     part.Free()
 
 

@@ -41,6 +41,7 @@ def check(comm, task, workers, servers, optimizer, times=1, **how):
     losses = losses or reference(task, optimizer, 13, **same)[0]  # of a round only rank 0 hears
     assert_equal_to_reference(losses, weights, task, optimizer, 13, **same)
     for other in runs[1:]:
+        assert other[0] == runs[0][0]
         assert all(torch.equal(weights[name], other[1][name]) for name in weights)
 
 
@@ -90,6 +91,16 @@ def test_an_evaluation_on_the_way_sees_all_pushes_and_changes_nothing(comm, task
     if runs[0] is None or runs[0][1] is None:
         return
     assert all(torch.equal(runs[0][1][name], runs[1][1][name]) for name in runs[0][1])
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("how", ({"delay": 2}, {"delay_window": 2}), ids=("delay", "window"))
+def test_a_delay_gives_the_same_bits_whoever_is_slow(comm, how):
+    """Rows of all steps of a delay are asked for before any of them is pushed."""
+    how = {**how, "steps": 10, **settings("sgd", 13)}
+    runs = [train(comm, TASKS["recommender"], 3, 1, straggler=slow, **how) for slow in ("0:9", "2:9")]
+    if runs[0] is not None and runs[0][1] is not None:
+        assert all(torch.equal(weight, runs[1][1][name]) for name, weight in runs[0][1].items())
 
 
 @pytest.mark.mpi(min_size=4)

@@ -79,6 +79,9 @@ WRONG = {  # what worker 1 does first, and what it is told
     "pulled id": (lambda c: c.pull_rows(0, torch.tensor([50]), 0).wait(), "table users: id 50 is out of range"),
     "NaN": (lambda c: push_rows(c, 0, ROW_IDS, 4, torch.nan), "table users: id 0 has a gradient with NaN or infinity"),
     "dense NaN": (lambda c: push_dense(c, torch.nan), "NaN or infinity in the dense gradients"),
+    "items": (lambda c: c.push(0, float("nan"), 0.0, 0.1), "worker 1 clock 0: items nan"),
+    "no items": (lambda c: c.push(0, -1.0, 0.0, 0.1), "worker 1 clock 0: items -1"),
+    "rate": (lambda c: c.push(0, 1, 0.0, float("inf")), "worker 1 clock 0: lr inf"),
     "table": (lambda c: push_raw(c, Header(PUSH, 9, 0, 0, 0)), "there is no table number 9"),
     "length": (lambda c: push_raw(c, Header(PUSH, DENSE, 0, 0, 3)), "dense gradients of 3 elements"),
 }
