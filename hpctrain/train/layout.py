@@ -17,10 +17,9 @@ def settled(config: Config, num_ranks: int) -> Config:
     """`config` with what it leaves open filled in. UsageError for a layout that these ranks cannot have."""
     grid = grid_of(config, num_ranks)
     num_replicas = grid.num_replicas
-    if config.straggler is not None and (slow := read_straggler(config.straggler).rank or 0) >= grid.num_ranks:
-        raise UsageError(
-            f"--straggler {config.straggler}: there is no rank {slow} that trains, but 0 to {grid.num_ranks - 1}"
-        )
+    if config.straggler is not None and (read_straggler(config.straggler).rank or 0) >= grid.num_ranks:
+        last = grid.num_ranks - 1
+        raise UsageError(f"--straggler {config.straggler}: ranks 0 to {last} train; give one of them, or any")
     chunks = config.chunks or (2 if SCHEDULES[config.schedule].has_chunks else None)
     rows = -(-config.global_batch_size // num_replicas)
     if config.micro_batch_size is not None:

@@ -154,6 +154,7 @@ def test_gradients_travel_between_the_replicas_while_the_last_backward_still_run
         ),
         ({"stages": 4, "schedule": "2bw", "num_microbatches": 3}, 4, "--num-microbatches 3: --schedule 2bw takes"),
         ({"chunks": 2}, 1, "--chunks 2: --schedule 1f1b has one chunk of layers a stage"),
+        ({"servers": 1, "straggler": "3:4"}, 4, "--straggler 3:4: ranks 0 to 2 train; give one of them, or any"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused_with_those_that_could(settings, num_ranks, line):
