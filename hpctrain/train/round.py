@@ -56,7 +56,8 @@ class Round:
             ids = torch.from_numpy(ids)
         else:
             ids, sums = add_up([(ids, sums) for ids, sums, _ in rows])
-        _check_finite(sums, "rows")
+        if len(rows) > 1:
+            _check_finite(sums, "rows")
         return ids, sums.mul_(1.0 / items) if self._how == "mean" else sums
 
 
