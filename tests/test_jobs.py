@@ -10,6 +10,7 @@ from hpctrain import config
 from tests.harness.launch import ROOT
 
 SCRIPTS = sorted((ROOT / "jobs").glob("*.sbatch"))
+TRAINING = [path for path in SCRIPTS if "-m hpctrain" in path.read_text()]
 FILES = [*SCRIPTS, *(ROOT / "jobs").glob("*.sh")]
 PERSONAL = re.compile(r"(?<!\$HOME)/(home|root|Users|work|scratch|data|opt)/")
 
@@ -38,7 +39,7 @@ def test_a_personal_path_would_be_found():
     assert PERSONAL.search("source /home/me/venv/bin/activate")
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=ids)
+@pytest.mark.parametrize("path", TRAINING, ids=ids)
 def test_both_variants_use_flags_that_exist_and_agree(path):
     srun, mpirun = commands(path.read_text())
     known = {name for action in config.parser()._actions for name in action.option_strings}
@@ -49,6 +50,25 @@ def test_both_variants_use_flags_that_exist_and_agree(path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=ids)
 def test_srun_is_told_to_end_all_ranks_with_one(path, tmp_path):
+    words = words_of_srun(path, tmp_path)
+    assert words.count("--kill-on-bad-exit=1") == words.count("--mpi=pmi2") == words.count("python") > 0
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=ids)
+def test_srun_gives_each_task_its_cores(path, tmp_path):
+    words = words_of_srun(path, tmp_path)
+    assert words[:4] == ["--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=3", "python"]
+    assert words[words.index("--threads") + 1] == "3"
+
+
+def test_the_benchmarks_of_a_job_are_there(tmp_path):
+    words = words_of_srun(ROOT / "jobs/osu.sbatch", tmp_path)
+    scripts = [word for word in words if word.startswith("benchmarks/")]
+    assert len(scripts) == 11 and all((ROOT / script).is_file() for script in scripts)
+
+
+def words_of_srun(path, tmp_path) -> list[str]:
+    """What a job gives to all its srun, one after the other."""
     fake = tmp_path / "srun"
     fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)
@@ -57,6 +77,4 @@ def test_srun_is_told_to_end_all_ranks_with_one(path, tmp_path):
     (tmp_path / ".venv/bin/activate").touch()
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "3"}
     done = subprocess.run(["bash", path], env=env, capture_output=True, text=True, check=True)
-    words = done.stdout.splitlines()
-    assert words[:4] == ["--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=3", "python"]
-    assert words[words.index("--threads") + 1] == "3"
+    return [word for word in done.stdout.splitlines() if not word.startswith("# ")]

@@ -1,0 +1,248 @@
+"""The skeleton of the OSU-style benchmarks: flags, buffers, timed iterations, and the table that scripts parse.
+
+Names, options, defaults, header lines and columns are those of the OSU Micro-Benchmarks (Ohio State University,
+mvapich.cse.ohio-state.edu/benchmarks), so that what reads theirs reads these. What they do not have comes behind: the
+columns of --full, --algorithm, --buffer, --json, --plot. Nothing here imports torch unless --buffer torch asks for it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import osu_memory
+
+from hpctrain.comm.environment import cores_allowed
+from hpctrain.comm.start import join_launch
+
+LARGE = 8192  # bytes from which on fewer iterations are made
+WIDTH = 20  # of a column
+
+
+@dataclass(frozen=True)
+class Test:
+    """One of the benchmarks.
+
+    `prepare(bench, size)`: what an iteration does on this rank. `values(bench, size, seconds)`: the columns of a size,
+    from the seconds of each iteration on each rank. `check(bench, size)`: how many elements were wrong on this rank
+    after an iteration with known contents. `latencies`: how many of them an iteration is.
+    `reduces`: elements are added, so they are float32. `bus(n)`: bytes that cross the bus for one of the array.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    prepare: Callable
+    values: Callable
+    check: Callable | None = None
+    algorithms: tuple[str, ...] = ("mpi",)
+    sizes: tuple[int, int] | None = (1, 4 << 20)
+    iterations: tuple[int, int] = (10_000, 1000)  # of small sizes, and from LARGE on
+    warmup: tuple[int, int] = (100, 10)
+    latencies: int = 1
+    window: int | None = None
+    ranks: str = "two"  # or pairs, or any
+    reduces: bool = False
+    bus: Callable[[int], float] | None = None
+
+
+class Bench:
+    """A test on these ranks, with these flags. The first half of the ranks begins, with `peer` in the other half."""
+
+    def __init__(self, test: Test, flags, comm):
+        self.test, self.flags, self.comm, self.window = test, flags, comm, flags.window_size
+        self.rank, self.size, self.half = comm.rank, comm.size, comm.size // 2
+        self.begins, self.peer = comm.rank < self.half, (comm.rank + self.half) % comm.size
+        on_device = flags.where[min(comm.rank, 1)] == "D" if flags.where else flags.buffer == "cupy"
+        self.on_close: list[Callable[[], None]] = []
+        self.buffers = osu_memory.Buffers(flags.buffer, on_device, "float32" if test.reduces else "uint8")
+
+    def counts(self, size: int) -> tuple[int, int]:
+        """Warm-up and measured iterations."""
+        which, flags = int(size >= LARGE), self.flags
+        warmup = self.test.warmup[which] if flags.warmup is None else flags.warmup
+        return warmup, self.test.iterations[which] if flags.iterations is None else flags.iterations
+
+    def row(self, size: int) -> dict | None:
+        """All figures of a size, on rank 0. Collective."""
+        seconds = self.comm.gather(self._measure(size))
+        wrong = self.comm.reduce(self.test.check(self, size)) if self.flags.validation else None
+        if seconds is None:
+            return None
+        test, scale = self.test, 1e6 / self.test.latencies
+        row = {"size": size, **dict(zip(test.columns, test.values(self, size, seconds)))}
+        taking_part = seconds if test.ranks == "any" else seconds[: self.half]
+        averages = [scale * statistics.fmean(each) for each in taking_part]
+        each = sorted(scale * statistics.fmean(iteration) for iteration in zip(*taking_part))
+        row |= {"min": min(averages), "max": max(averages), "iterations": len(each)}
+        row |= {"p50": each[len(each) // 2], "p99": each[len(each) * 99 // 100]}
+        if test.bus:
+            row["algbw"] = size / statistics.fmean(averages)
+            row["busbw"] = row["algbw"] * test.bus(self.size)
+        return row if wrong is None else {**row, "wrong": wrong}
+
+    def _measure(self, size: int) -> list[float]:
+        """Seconds of each iteration on this rank. Of a collective all ranks begin each together."""
+        once, clock, barrier = self.test.prepare(self, size), time.perf_counter, self.comm.Barrier
+        warmup, iterations = self.counts(size)
+        for _ in range(warmup):
+            once()
+        barrier()
+        seconds = []
+        for _ in range(iterations):
+            if self.test.ranks == "any":
+                barrier()
+            began = clock()
+            once()
+            seconds.append(clock() - began)
+        return seconds
+
+
+def sizes(low: int, high: int, unit: int) -> list[int]:
+    """Powers of two, from the first that is not below `low` and holds an element; before them 0, if that is low."""
+    size, found = unit, [0] if low == 0 else []
+    while size < low:
+        size *= 2
+    while size <= high:
+        found.append(size)
+        size *= 2
+    return found
+
+
+# ---- what is printed
+
+
+def heading(test: Test, flags, num_ranks: int) -> list[str]:
+    lines = [f"# {test.title}"]
+    if test.window and test.ranks == "pairs":
+        lines.append(f"# [ pairs: {num_ranks // 2} ] [ window size: {flags.window_size} ]")
+    names = list(test.columns) + [title for _, title in extra(test, flags)]
+    if test.sizes is None:
+        return [*lines, "# " + names[0] + "".join(f"{name:>{WIDTH}}" for name in names[1:])]
+    return [*lines, f"{'# Size':<10}" + "".join(f"{name:>{WIDTH}}" for name in names)]
+
+
+def extra(test: Test, flags) -> list[tuple[str, str]]:
+    """Keys and titles of the columns that flags ask for."""
+    found = []
+    if flags.full:
+        found += [("min", "Min Latency(us)"), ("max", "Max Latency(us)"), ("iterations", "Iterations")]
+        found += [("p50", "P50(us)"), ("p99", "P99(us)")]
+        found += [("algbw", "algbw(MB/s)"), ("busbw", "busbw(MB/s)")] if test.bus else []
+    return found + ([("wrong", "Wrong elements")] if flags.validation else [])
+
+
+def line(test: Test, flags, row: dict) -> str:
+    figures = [row[name] for name in test.columns] + [row[key] for key, _ in extra(test, flags)]
+    told = "".join(f"{each:>{WIDTH}d}" if isinstance(each, int) else f"{each:>{WIDTH}.2f}" for each in figures)
+    return told if test.sizes is None else f"{row['size']:<10}{told}"
+
+
+# ---- flags
+
+
+class Flags(argparse.ArgumentParser):
+    """Raises its errors, and lets rank 0 alone print help."""
+
+    rank = 0
+
+    def error(self, message: str) -> None:
+        raise ValueError(message.removeprefix("argument "))
+
+    def print_help(self, file=None) -> None:
+        if self.rank == 0:
+            super().print_help(file)
+
+
+def parse(test: Test, argv: list[str], num_ranks: int, rank: int = 0):
+    """ValueError, one line that names the flag, for what does not fit."""
+    parser = Flags(prog=f"{test.name}.py", description=test.title)
+    parser.rank, add = rank, parser.add_argument
+    if test.sizes:
+        add("-m", "--message-size", metavar="[MIN:]MAX", help="bytes; default: {}:{}".format(*test.sizes))
+    add("-i", "--iterations", type=int, metavar="N", help="default: {}, {} from 8 KiB on".format(*test.iterations))
+    add("-x", "--warmup", type=int, metavar="N", help="iterations before; default: {}, {}".format(*test.warmup))
+    if test.window:
+        add("-W", "--window-size", type=int, default=test.window, metavar="N", help=f"default: {test.window} messages")
+    if test.check:
+        add("-c", "--validation", action="store_true", help="count wrong elements; exit code 1 where there are any")
+    add("-f", "--full", action="store_true", help="least and most of all ranks, iterations, p50 and p99")
+    add("-d", "--accelerator", choices=["cuda"], help="buffers on the device, as --buffer cupy")
+    add("--buffer", choices=osu_memory.KINDS, default="numpy", help="the library that owns them; default: numpy")
+    add("--algorithm", choices=test.algorithms, default=test.algorithms[0], help=f"default: {test.algorithms[0]}")
+    add("--pin", action="store_true", help="rank r keeps to core r; default: as the launcher has it")
+    add("--json", metavar="FILE", help="write all figures there")
+    add("--plot", metavar="FILE", help="draw the first column over the size; needs matplotlib")
+    add("where", nargs="*", metavar="D|H", help="rank 0's buffer and the others': on the device or the host")
+    flags = parser.parse_args(argv)
+    for name in ("validation", "message_size", "window_size"):
+        if not hasattr(flags, name):
+            setattr(flags, name, None)
+    _check(test, flags, num_ranks)
+    return flags
+
+
+def _check(test: Test, flags, num_ranks: int) -> None:
+    fits, wanted = {
+        "two": (num_ranks == 2, "two ranks"),
+        "pairs": (num_ranks > 1 and num_ranks % 2 == 0, "an even number of ranks"),
+        "any": (num_ranks > 1, "two ranks or more"),
+    }[test.ranks]
+    if not fits:
+        raise ValueError(f"{num_ranks} rank{'s' * (num_ranks != 1)}; {wanted} would do, as mpirun -n 2")
+    flags.sizes = test.sizes
+    if flags.message_size is not None:
+        low, _, high = flags.message_size.rpartition(":")
+        if not high.isdecimal() or not (low or "0").isdecimal() or int(low or 0) > int(high):
+            raise ValueError(f"--message-size {flags.message_size}: expected MIN:MAX in bytes, such as 4:1048576")
+        flags.sizes = (int(low) if low else test.sizes[0], int(high))
+    for name, low in (("iterations", 1), ("warmup", 0), ("window_size", 1)):
+        value = getattr(flags, name)
+        if value is not None and value < low:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected a whole number >= {low}")
+    if flags.accelerator or "D" in flags.where:
+        flags.buffer = "cupy"
+    if flags.where and (len(flags.where) != 2 or set(flags.where) - {"D", "H"}):
+        raise ValueError(f"{' '.join(flags.where)}: expected two words, such as D D or H D")
+    osu_memory.check(flags.buffer, flags.plot)
+
+
+def main(test: Test, argv: list[str] | None = None) -> int:
+    """The exit code, the same on all ranks. Collective."""
+    comm = join_launch()
+    rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
+    try:
+        flags = parse(test, sys.argv[1:] if argv is None else argv, size, rank)
+    except ValueError as error:
+        if rank == 0:
+            print(f"{test.name}.py: {error}", file=sys.stderr)
+        return 2
+    if flags.pin:
+        cores = cores_allowed()
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    bench = Bench(test, flags, comm)
+    tell = print if rank == 0 else lambda *words, **how: None
+    tell(*heading(test, flags, size), sep="\n", flush=True)
+    rows, unit = [], 4 if test.reduces else 1
+    for number in sizes(*flags.sizes, unit) if test.sizes else [0]:
+        row = bench.row(number)
+        if row is not None:
+            rows.append(row)
+            tell(line(test, flags, row), flush=True)
+    for end in bench.on_close:
+        end()
+    if rank == 0:
+        _write(test, flags, rows, size)
+    return int(bool(comm.bcast(sum(row.get("wrong", 0) for row in rows))))
+
+
+def _write(test: Test, flags, rows: list[dict], num_ranks: int) -> None:
+    if flags.json:
+        with open(flags.json, "w", encoding="utf-8") as file:
+            json.dump({"test": test.name, "ranks": num_ranks, "flags": vars(flags), "rows": rows}, file, indent=1)
+    if flags.plot:
+        osu_memory.plot(flags.plot, test.title, test.columns[0], [(row["size"], row[test.columns[0]]) for row in rows])

@@ -1,0 +1,27 @@
+"""Microseconds of an all-gather of so many bytes from each rank, by MPI or by the ring.
+
+mpirun -n 4 python benchmarks/osu_allgather.py
+"""
+
+import sys
+
+import osu
+import osu_collectives
+
+TEST = osu.Test(
+    name="osu_allgather",
+    title="OSU MPI Allgather Latency Test",
+    columns=("Avg Latency(us)",),
+    prepare=osu_collectives.all_gather,
+    values=osu_collectives.latency,
+    check=osu_collectives.check_all_gather,
+    algorithms=("mpi", "ring"),
+    sizes=(1, 1 << 20),
+    iterations=(1000, 100),
+    warmup=(200, 10),
+    bus=lambda ranks: ranks - 1,
+    ranks="any",
+)
+
+if __name__ == "__main__":
+    sys.exit(osu.main(TEST))

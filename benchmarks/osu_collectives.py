@@ -1,0 +1,125 @@
+"""What the collective benchmarks do in an iteration: by MPI, or by hpctrain's ring; what they check."""
+
+import statistics
+
+import numpy as np
+import osu_memory
+
+from hpctrain.comm.ring import Ring
+from hpctrain.plan.grid import split_evenly
+
+
+def ring_of(bench) -> Ring:
+    """One for the whole launch."""
+    if not hasattr(bench, "ring"):
+        bench.ring = Ring(bench.comm.Dup())
+        bench.on_close += [bench.ring.close, bench.ring.comm.Free]
+    return bench.ring
+
+
+def by_ring(operation):
+    """One call of the ring, started again and again."""
+
+    def once() -> None:
+        operation.start().wait()
+
+    return once
+
+
+def all_reduce(bench, size: int):
+    """In place, of float32; zeros, whose sum stays."""
+    from mpi4py import MPI
+
+    array = bench.buffers.zeros("array", size)
+    if bench.flags.algorithm == "ring":
+        return by_ring(ring_of(bench).all_reduce(array))
+    return lambda: bench.comm.Allreduce(MPI.IN_PLACE, [array, size // 4, MPI.FLOAT])
+
+
+def reduce_scatter(bench, size: int):
+    """Of `size` bytes on each rank, of which each gets a part of the sum."""
+    from mpi4py import MPI
+
+    array = bench.buffers.zeros("array", size)
+    if bench.flags.algorithm == "ring":
+        return by_ring(ring_of(bench).reduce_scatter(array))
+    counts = [len(part) for part in split_evenly(size // 4, bench.size)]
+    own = bench.buffers.zeros("own", 4 * max(counts))
+    return lambda: bench.comm.Reduce_scatter([array, MPI.FLOAT], [own, counts[bench.rank], MPI.FLOAT], counts)
+
+
+def all_gather(bench, size: int):
+    """`size` bytes from each rank."""
+    from mpi4py import MPI
+
+    everything = bench.buffers.zeros("array", size * bench.size)
+    if bench.flags.algorithm == "ring":
+        return by_ring(ring_of(bench).all_gather(everything))
+    return lambda: bench.comm.Allgather(MPI.IN_PLACE, [everything, size, MPI.BYTE])
+
+
+def broadcast(bench, size: int):
+    """From rank 0."""
+    from mpi4py import MPI
+
+    array = bench.buffers.zeros("array", size)
+    return lambda: bench.comm.Bcast([array, size, MPI.BYTE])
+
+
+def barrier(bench, size: int):
+    if bench.flags.algorithm == "ring":
+        ring = ring_of(bench)
+        return lambda: ring.agree("barrier")
+    return bench.comm.Barrier
+
+
+def latency(bench, size: int, seconds: list[list[float]]) -> list[float]:
+    """Microseconds, the mean over iterations and ranks."""
+    return [1e6 * statistics.fmean(map(statistics.fmean, seconds))]
+
+
+# ---- with -c: wrong elements on this rank
+
+
+def check_all_reduce(bench, size: int) -> int:
+    array, once = bench.buffers.zeros("array", size), all_reduce(bench, size)
+    osu_memory.fill(array, _pattern(size // 4) * (bench.rank + 1))
+    once()
+    return osu_memory.wrong(array, _total(bench, size))
+
+
+def check_reduce_scatter(bench, size: int) -> int:
+    once, array = reduce_scatter(bench, size), bench.buffers.zeros("array", size)
+    osu_memory.fill(array, _pattern(size // 4) * (bench.rank + 1))
+    once()
+    part = split_evenly(size // 4, bench.size)[bench.rank]
+    by_mpi = bench.flags.algorithm == "mpi"
+    found = bench.buffers.held("own")[: len(part)] if by_mpi else array[part.start : part.stop]
+    return osu_memory.wrong(found, _total(bench, size)[part.start : part.stop])
+
+
+def check_all_gather(bench, size: int) -> int:
+    once, array = all_gather(bench, size), bench.buffers.zeros("array", size * bench.size)
+    whole = np.concatenate([(_pattern(size) + rank).astype(np.uint8) for rank in range(bench.size)])
+    own = slice(size * bench.rank, size * (bench.rank + 1))
+    osu_memory.fill(array[own], whole[own])
+    once()
+    return osu_memory.wrong(array, whole)
+
+
+def check_broadcast(bench, size: int) -> int:
+    once, array = broadcast(bench, size), bench.buffers.zeros("array", size)
+    expected = _pattern(size).astype(np.uint8)
+    if bench.rank == 0:
+        osu_memory.fill(array, expected)
+    once()
+    return osu_memory.wrong(array, expected)
+
+
+def _pattern(length: int) -> np.ndarray:
+    """Small whole numbers, whose sums are exact."""
+    return (np.arange(length) % 251 + 1).astype(np.float32)
+
+
+def _total(bench, size: int) -> np.ndarray:
+    return _pattern(size // 4) * (bench.size * (bench.size + 1) // 2)

@@ -1,0 +1,89 @@
+"""Buffers of the OSU-style benchmarks: NumPy's, torch's or CuPy's, in huge pages where there are any."""
+
+import importlib.util
+import mmap
+
+import numpy as np
+
+KINDS = ("numpy", "torch", "cupy")
+PAGE = 2 << 20
+
+
+def check(kind: str, plot: str | None) -> None:
+    """ValueError, one line, for a library that is not there."""
+    for flag, name in (("--buffer torch", "torch"), ("--buffer cupy", "cupy")):
+        if flag.endswith(kind) and importlib.util.find_spec(name) is None:
+            raise ValueError(f"{flag}: {name} is not installed")
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError('--plot: matplotlib is not installed; pip install "hpctrain[report]"')
+    if kind == "cupy":
+        import cupy
+
+        try:
+            cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ValueError(f"--buffer cupy: {error}") from None
+
+
+class Buffers:
+    """Memory of one rank, allocated once for each name and grown where a size needs it."""
+
+    def __init__(self, kind: str, on_device: bool, dtype):
+        self._kind, self._dtype = ("cupy" if on_device else "numpy" if kind == "cupy" else kind), np.dtype(dtype)
+        self._memory: dict[str, object] = {}
+
+    def zeros(self, name: str, nbytes: int):
+        """`nbytes` of it, as elements of the test's dtype; one of the library's arrays, all zero."""
+        length = max(1, nbytes // self._dtype.itemsize)
+        held = self._memory.get(name)
+        if held is None or len(held) < length:
+            held = self._memory[name] = self._new(length)
+        held[:length] = 0
+        return held[:length]
+
+    def held(self, name: str):
+        """As it is now."""
+        return self._memory[name]
+
+    def _new(self, length: int):
+        if self._kind == "cupy":
+            import cupy
+
+            return cupy.zeros(length, self._dtype)
+        memory = mmap.mmap(-1, -(-length * self._dtype.itemsize // PAGE) * PAGE + PAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        array = np.frombuffer(memory, np.uint8)
+        array = array[-array.ctypes.data % PAGE :][: length * self._dtype.itemsize].view(self._dtype)
+        if self._kind == "torch":
+            import torch
+
+            return torch.from_numpy(array)
+        return array
+
+
+def fill(array, values: np.ndarray) -> None:
+    """Copies them to where the array lies."""
+    if array.__class__.__module__.startswith("torch"):
+        values = array.new_tensor(values)
+    elif array.__class__.__module__.startswith("cupy"):
+        array.set(values)
+        return
+    array[:] = values
+
+
+def wrong(array, expected: np.ndarray) -> int:
+    """Elements that are not as expected."""
+    host = array.get() if hasattr(array, "get") else np.asarray(array)
+    return int((host != expected).sum())
+
+
+def plot(file: str, title: str, column: str, points: list[tuple[int, float]]) -> None:
+    """One line, on logarithmic axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    axes.plot(*zip(*points), marker=".")
+    axes.set(title=title, xlabel="bytes", ylabel=column, yscale="log")
+    axes.set_xscale("symlog", base=2)
+    figure.savefig(file, dpi=150, bbox_inches="tight")

@@ -1,0 +1,147 @@
+"""The OSU-style benchmarks: the format that scripts read, flags, wrong elements, and a launch of each."""
+
+import json
+import re
+import runpy
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.harness.launch import ROOT, run_mpi
+
+SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("osu_*.py"))
+NAMES = [name for name in SCRIPTS if "TEST = " in (ROOT / f"benchmarks/{name}.py").read_text()]
+HEADS = {
+    "osu_latency": "OSU MPI Latency Test",
+    "osu_multi_lat": "OSU MPI Multi Latency Test",
+    "osu_bw": "OSU MPI Bandwidth Test",
+    "osu_bibw": "OSU MPI Bi-Directional Bandwidth Test",
+    "osu_mbw_mr": "OSU MPI Multiple Bandwidth / Message Rate Test",
+    "osu_allreduce": "OSU MPI Allreduce Latency Test",
+    "osu_reduce_scatter": "OSU MPI Reduce_scatter Latency Test",
+    "osu_allgather": "OSU MPI Allgather Latency Test",
+    "osu_bcast": "OSU MPI Broadcast Latency Test",
+    "osu_barrier": "OSU MPI Barrier Latency Test",
+}
+
+
+def names_of(name):
+    """What a script and the skeleton define, which find their neighbours as when they are run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        found = SimpleNamespace(**runpy.run_path(str(ROOT / f"benchmarks/{name}.py")))
+        return found, sys.modules["osu"]
+
+
+@pytest.fixture(scope="module")
+def osu():
+    return names_of("osu_latency")[1]
+
+
+def test_there_is_one_of_each():
+    assert set(NAMES) == HEADS.keys()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_titles_are_those_of_osu(name):
+    found, _ = names_of(name)
+    assert found.TEST.name == name and found.TEST.title == HEADS[name]
+
+
+@pytest.mark.parametrize(
+    "argv, ranks, line",
+    [
+        ("", 1, "1 rank; two ranks would do, as mpirun -n 2"),
+        ("", 3, "3 ranks; two ranks would do, as mpirun -n 2"),
+        ("-m 8:4", 2, "--message-size 8:4: expected MIN:MAX in bytes, such as 4:1048576"),
+        ("-m few", 2, "--message-size few: expected MIN:MAX in bytes, such as 4:1048576"),
+        ("-m -4:8", 2, "-m/--message-size: expected one argument"),
+        ("-i 0", 2, "--iterations 0: expected a whole number >= 1"),
+        ("-x -1", 2, "--warmup -1: expected a whole number >= 0"),
+        ("--algorithm ring", 2, "--algorithm: invalid choice: 'ring' (choose from 'mpi')"),
+        ("D", 2, "D: expected two words, such as D D or H D"),
+        ("H X", 2, "H X: expected two words, such as D D or H D"),
+        ("--buffer list", 2, "--buffer: invalid choice: 'list' (choose from 'numpy', 'torch', 'cupy')"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_flag(osu, argv, ranks, line):
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        osu.parse(names_of("osu_latency")[0].TEST, argv.split(), ranks)
+
+
+def test_pairs_want_an_even_number_and_a_window_a_message(osu):
+    test = names_of("osu_mbw_mr")[0].TEST
+    with pytest.raises(ValueError, match="^3 ranks; an even number of ranks would do"):
+        osu.parse(test, [], 3)
+    with pytest.raises(ValueError, match="^--window-size 0: expected a whole number >= 1"):
+        osu.parse(test, ["-W", "0"], 4)
+
+
+@pytest.mark.parametrize("flags", ("-d cuda", "--buffer cupy", "D D"))
+def test_a_device_that_is_not_there_is_said_before_anything_runs(osu, flags, monkeypatch):
+    monkeypatch.setattr(sys.modules["osu_memory"].importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="^--buffer cupy: cupy is not installed$"):
+        osu.parse(names_of("osu_latency")[0].TEST, flags.split(), 2)
+
+
+def test_sizes_are_powers_of_two_that_hold_an_element(osu):
+    assert osu.sizes(0, 8, 1) == [0, 1, 2, 4, 8]
+    assert osu.sizes(3, 40, 4) == [4, 8, 16, 32]
+    assert osu.sizes(5, 7, 1) == []
+
+
+def test_a_line_is_what_scripts_read(osu):
+    """A number of bytes at its beginning, then the figures, as expressions of others expect them."""
+    test = names_of("osu_mbw_mr")[0].TEST
+    flags = osu.parse(test, [], 4)
+    row = {"size": 4194304, "MB/s": 12345.678, "Messages/s": 2943.4}
+    assert re.search(r"^4194304\s+(\S+)\s+(\S+)$", osu.line(test, flags, row)).groups() == ("12345.68", "2943.40")
+    head = osu.heading(test, flags, 4)
+    assert head[:2] == [f"# {test.title}", "# [ pairs: 2 ] [ window size: 64 ]"]
+    assert re.fullmatch(r"# Size\s+MB/s\s+Messages/s", head[2])
+    full = osu.parse(test, ["-f"], 4)
+    row |= {"min": 1.0, "max": 2.0, "iterations": 3, "p50": 1.0, "p99": 2.0}
+    assert len(osu.line(test, full, row)) == len(osu.heading(test, full, 4)[2])
+
+
+def test_wrong_elements_are_counted():
+    memory = (names_of("osu_allreduce"), sys.modules["osu_memory"])[1]
+    array = memory.Buffers("numpy", False, "float32").zeros("array", 4000)
+    expected = np.arange(1000, dtype=np.float32)
+    memory.fill(array, expected)
+    assert memory.wrong(array, expected) == 0
+    array[[3, 999]] += 1
+    assert memory.wrong(array, expected) == 2
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_every_benchmark_runs_and_finds_nothing_wrong(ranks, tmp_path):
+    result = run_mpi(ranks, [sys.executable, ROOT / "tests/benchmarks/every_osu.py"], timeout=120, cwd=tmp_path)
+    assert result.returncode == 0, result
+    expected = {name for name in HEADS if ranks == 2 or name not in ("osu_latency", "osu_bw", "osu_bibw")}
+    assert {path.stem for path in tmp_path.glob("*.json")} == expected
+    for name in expected:
+        rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        assert [row["size"] for row in rows] == ([0] if name == "osu_barrier" else [2**i for i in range(5, 14)])
+        assert all(row.get("wrong", 0) == 0 and row["min"] <= row["max"] for row in rows)
+    assert re.search(r"^# OSU MPI Allreduce Latency Test\n# Size\s+Avg Latency\(us\)", result.stdout, re.MULTILINE)
+    assert re.search(r"^4096\s+[\d.]+\s", result.stdout, re.MULTILINE)
+
+
+def test_an_element_that_is_wrong_fails_the_launch(tmp_path):
+    """A ring that loses what rank 1 brings."""
+    script = tmp_path / "planted.py"
+    script.write_text(
+        "import runpy, sys\n"
+        f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
+        "import osu\n"
+        "from hpctrain.comm.buffer import Buffer\n"
+        "Buffer.add = lambda self, start, received: None\n"
+        f"test = runpy.run_path({str(ROOT / 'benchmarks/osu_allreduce.py')!r})['TEST']\n"
+        "sys.exit(osu.main(test, ['-m', '64:64', '-i', '1', '-x', '0', '-c', '--algorithm', 'ring']))\n"
+    )
+    result = run_mpi(2, [sys.executable, script], timeout=60, cwd=tmp_path)
+    assert result.returncode == 1, result
+    assert re.search(r"^64\s+[\d.]+\s+32$", result.stdout, re.MULTILINE), result
