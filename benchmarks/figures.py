@@ -1,4 +1,4 @@
-"""What benchmarks of servers share: flags whose mistakes are one line, intervals of medians, one core for each rank."""
+"""What benchmarks share: flags whose mistakes are one line, intervals of medians, one core for each rank. No torch."""
 
 import argparse
 import json
@@ -6,8 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-
-import torch
 
 from hpctrain.comm.environment import cores_allowed
 from hpctrain.comm.start import join_launch
@@ -42,10 +40,11 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def pin(rank: int) -> int:
-    """A core of its own for this rank, where there are enough, and one torch thread; how many cores there are."""
+    """A core of its own for this rank, where there are enough, and one thread of torch; how many cores there are."""
     cores = cores_allowed()
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     return len(cores)
 
 

@@ -5,18 +5,16 @@ mvapich.cse.ohio-state.edu/benchmarks), so that what reads theirs reads these. W
 columns of --full, --algorithm, --buffer, --json, --plot. Nothing here imports torch unless --buffer torch asks for it.
 """
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import figures
 import osu_memory
 
-from hpctrain.comm.environment import cores_allowed
 from hpctrain.comm.start import join_launch
 
 LARGE = 8192  # bytes from which on fewer iterations are made
@@ -145,23 +143,10 @@ def line(test: Test, flags, row: dict) -> str:
 # ---- flags
 
 
-class Flags(argparse.ArgumentParser):
-    """Raises its errors, and lets rank 0 alone print help."""
-
-    rank = 0
-
-    def error(self, message: str) -> None:
-        raise ValueError(message.removeprefix("argument "))
-
-    def print_help(self, file=None) -> None:
-        if self.rank == 0:
-            super().print_help(file)
-
-
 def parse(test: Test, argv: list[str], num_ranks: int, rank: int = 0):
     """ValueError, one line that names the flag, for what does not fit."""
-    parser = Flags(prog=f"{test.name}.py", description=test.title)
-    parser.rank, add = rank, parser.add_argument
+    parser = figures.Flags(f"{test.name}.py", test.title, rank)
+    add = parser.add_argument
     if test.sizes:
         add("-m", "--message-size", metavar="[MIN:]MAX", help="bytes; default: {}:{}".format(*test.sizes))
     add("-i", "--iterations", type=int, metavar="N", help="default: {}, {} from 8 KiB on".format(*test.iterations))
@@ -222,8 +207,7 @@ def main(test: Test, argv: list[str] | None = None) -> int:
             print(f"{test.name}.py: {error}", file=sys.stderr)
         return 2
     if flags.pin:
-        cores = cores_allowed()
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        figures.pin(rank)
     bench = Bench(test, flags, comm)
     tell = print if rank == 0 else lambda *words, **how: None
     tell(*heading(test, flags, size), sep="\n", flush=True)

@@ -16,24 +16,25 @@ That rank has the machine for itself, so two ranks that share caches and memory 
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from sides import Alone, Ours, Torchs, start_torch
 
 from hpctrain import Mesh
-from hpctrain.comm.environment import cores_allowed
 from hpctrain.tasks.gpt import layer_factories
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
+import figures  # noqa: E402
 
 VOCABULARY = 256
 RATIO, SHARE = 1.1, 0.85  # what --check asks for
 TOLERANCE = 1e-5  # of losses, gradients and weights, relative to the largest of a tensor
-CERTAINTY = 0.95  # of an interval, where there are pairs enough
 
 HEADER = (
     f"{'pair':<6}{'hpctrain':>12}{'torch':>12}{'alone':>12}{'ideal':>12}{'torch / hpctrain':>19}{'of the ideal':>14}"
@@ -111,22 +112,13 @@ def line(number: int, pair: dict[str, float]) -> str:
     return f"{number:<6}{seconds}{pair['ratio']:>19.3f}{pair['share']:>14.1%}"
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """Between which two of the values the true median lies, and with what probability, however they are spread."""
-    ordered, size = sorted(values), len(values)
-    inside, cut = 1 - 2 / 2**size, 1
-    while cut < size // 2 and (fewer := inside - 2 * math.comb(size, cut) / 2**size) >= CERTAINTY:
-        inside, cut = fewer, cut + 1
-    return ordered[cut - 1], ordered[-cut], inside
-
-
 def summary(pairs: list[dict[str, float]]) -> list[str]:
     told = []
     if not pairs:
         return ["not measured, since they differ"]
     for what, key in (("torch / hpctrain", "ratio"), ("hpctrain of the ideal", "share")):
         values = [pair[key] for pair in pairs]
-        low, high, inside = interval(values)
+        low, high, inside = figures.interval(values)
         told.append(f"{what}: {statistics.median(values):.3f}, with {inside:.0%} from {low:.3f} to {high:.3f}")
     return told
 
@@ -144,23 +136,9 @@ def faults(result: dict) -> list[str]:
     return found
 
 
-class Flags(argparse.ArgumentParser):
-    """Raises its errors, and lets rank 0 alone print help."""
-
-    rank = 0
-
-    def error(self, message: str) -> None:
-        raise ValueError(message.removeprefix("argument "))
-
-    def print_help(self, file=None) -> None:
-        if self.rank == 0:
-            super().print_help(file)
-
-
 def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     """ValueError, one line that names the flag, for what does not fit."""
-    parser = Flags(prog="pipeline.py", description=__doc__.splitlines()[0])
-    parser.rank = rank
+    parser = figures.Flags("pipeline.py", __doc__.splitlines()[0], rank)
     sizes = {"blocks": 4, "width": 256, "heads": 4, "context": 128, "batch-size": 32, "microbatches": 8}
     for name, default in {**sizes, "pairs": 7, "steps": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default: {default}")
@@ -187,11 +165,9 @@ def main(argv: list[str]) -> int:
                 print(f"pipeline.py: {error}", file=sys.stderr)
             return 2
     tell = print if everybody.rank == 0 else lambda *words, **how: None
-    cores = cores_allowed()
-    os.sched_setaffinity(0, {cores[everybody.rank % len(cores)]})  # before gloo and autograd have threads
-    torch.set_num_threads(1)
+    num_cores = figures.pin(everybody.rank)  # before gloo and autograd have threads
     model = f"GPT of {flags.blocks} blocks, width {flags.width}"
-    tell(f"{model}, {flags.microbatches} micro-batches; {len(cores)} cores; torch {torch.__version__}")
+    tell(f"{model}, {flags.microbatches} micro-batches; {num_cores} cores; torch {torch.__version__}")
     with Mesh(stages=2) as mesh:
         start_torch(mesh)
         result = measure(flags, mesh, tell)

@@ -110,12 +110,6 @@ def test_a_pair_is_seen_beside_the_ideal(peers):
     assert len(peers.line(3, pair)) == len(peers.HEADER)
 
 
-def test_the_interval_of_a_median_is_as_narrow_as_its_certainty_allows(peers):
-    assert peers.interval([5, 1, 4, 2, 3]) == (1, 5, 1 - 2 / 32)
-    assert peers.interval([*range(7)]) == (0, 6, 1 - 2 / 128)
-    assert peers.interval([*range(9)]) == (1, 7, 1 - 2 * 10 / 512)
-
-
 @pytest.mark.parametrize(
     "ratio, share, different, words",
     [

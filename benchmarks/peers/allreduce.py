@@ -1,0 +1,143 @@
+"""An all-reduce by hpctrain's ring, by MPI_Allreduce and by gloo: the same memory, in turns, in one run.
+
+    mpirun -n 8 python benchmarks/peers/allreduce.py
+
+float32, in memory as training has it: one arena in huge pages. Each rank keeps to a core. The sums of each side are
+looked at before anything is measured; then zeros are added up. A figure is the median over the pairs of what the rank
+that took longest needed for a call. gloo is that of torch.distributed.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sides import start_torch
+
+from hpctrain import Mesh
+from hpctrain.comm.buffer import allocate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
+import figures  # noqa: E402
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+GOALS = {64 << 20: 1.8}  # of the ring: MPI_Allreduce takes so many times as long
+SECONDS = 0.1  # that the calls of a side may take, about, at 1 GB/s
+
+HEADER = (
+    f"{'bytes':>10}{'ring':>13}{'MPI':>13}{'gloo':>13}{'MPI / ring':>12}{'gloo / ring':>13}   interval of MPI / ring"
+)
+
+
+def sides(mesh: Mesh, values: torch.Tensor) -> dict[str, Callable[[], None]]:
+    """What adds `values` up over all ranks, in place, by name."""
+    from mpi4py import MPI
+
+    ring, array = mesh.data.ring.all_reduce(values), values.numpy()
+    return {
+        "ring": lambda: ring.start().wait(),
+        "mpi": lambda: mesh.world.comm.Allreduce(MPI.IN_PLACE, array),
+        "gloo": lambda: dist.all_reduce(values),
+    }
+
+
+def wrong(mesh: Mesh, values: torch.Tensor, call: Callable[[], None]) -> int:
+    """Elements that are not the sum, on any rank. Collective."""
+    pattern = (torch.arange(len(values)) % 251 + 1).float()
+    values.copy_(pattern * (mesh.rank + 1))
+    call()
+    bad = int((values != pattern * (mesh.size * (mesh.size + 1) // 2)).sum())
+    values.zero_()
+    return sum(mesh.world.all_gather_json(bad))
+
+
+def seconds_of(call: Callable[[], None], repeats: int, mesh: Mesh) -> float:
+    """Of one call, on the rank that took longest. Collective."""
+    call()
+    mesh.barrier()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return max(mesh.world.all_gather_json(time.perf_counter() - began)) / repeats
+
+
+def measure(flags, mesh: Mesh, nbytes: int) -> dict:
+    """Pairs of one size, or the sides that are wrong. Collective."""
+    memory = torch.from_numpy(allocate(max(nbytes, 4 << 20)))[:nbytes].view(torch.float32)
+    calls = sides(mesh, memory)
+    bad = {name: count for name, call in calls.items() if (count := wrong(mesh, memory, call))}
+    if bad:
+        return {"bytes": nbytes, "wrong": bad, "pairs": []}
+    repeats = max(2, min(200, int(SECONDS * 1e9 / nbytes / mesh.size)))
+    pairs = []
+    for number in range(flags.pairs):
+        order = list(calls) if number % 2 == 0 else list(reversed(calls))
+        pairs.append({name: seconds_of(calls[name], repeats, mesh) for name in order})
+    return {"bytes": nbytes, "wrong": {}, "pairs": pairs}
+
+
+def ratios(row: dict, peer: str) -> list[float]:
+    """How many times as long the peer took, pair by pair."""
+    return [pair[peer] / pair["ring"] for pair in row["pairs"]]
+
+
+def line(row: dict) -> str:
+    if row["wrong"]:
+        return f"{row['bytes']:>10}  wrong elements: {row['wrong']}"
+    medians = {name: statistics.median(pair[name] for pair in row["pairs"]) for name in row["pairs"][0]}
+    seconds = "".join(f"{1e6 * medians[name]:>10.0f} us" for name in ("ring", "mpi", "gloo"))
+    low, high, inside = figures.interval(ratios(row, "mpi"))
+    told = "".join(f"{statistics.median(ratios(row, peer)):>{width}.2f}" for peer, width in (("mpi", 12), ("gloo", 13)))
+    return f"{row['bytes']:>10}{seconds}{told}   {inside:.0%} from {low:.2f} to {high:.2f}"
+
+
+def faults(rows: list[dict], checks: bool) -> list[str]:
+    """Wrong sums, and with --check what the goals ask for."""
+    found = [f"{row['bytes']} bytes: wrong elements: {row['wrong']}" for row in rows if row["wrong"]]
+    for row in rows if checks else ():
+        goal = GOALS.get(row["bytes"])
+        if goal and row["pairs"] and (ratio := statistics.median(ratios(row, "mpi"))) < goal:
+            found.append(f"{row['bytes']} bytes: MPI_Allreduce takes {ratio:.2f} times as long as the ring, not {goal}")
+    return found
+
+
+def parse(argv: list[str], num_ranks: int, rank: int = 0):
+    """ValueError, one line that names the flag, for what does not fit."""
+    parser = figures.Flags("allreduce.py", __doc__.splitlines()[0], rank)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), metavar="B,B", help="bytes; default: %(default)s")
+    parser.add_argument("--pairs", type=int, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
+    flags = parser.parse_args(argv)
+    if num_ranks < 2:
+        raise ValueError("one rank adds nothing up; start it by mpirun -n 2")
+    if flags.pairs < 1:
+        raise ValueError(f"--pairs {flags.pairs}: expected a whole number >= 1")
+    sizes = flags.sizes.split(",")
+    if not all(size.isdecimal() and int(size) >= 4 and int(size) % 4 == 0 for size in sizes):
+        raise ValueError(f"--sizes {flags.sizes}: expected multiples of 4, such as 4096,65536")
+    flags.sizes = [int(size) for size in sizes]
+    return flags
+
+
+def run(flags, comm, tell) -> tuple[dict, list[str]]:
+    """All figures, and what is wrong with them. Collective."""
+    num_cores = figures.pin(comm.rank)  # before gloo has threads
+    with Mesh(comm) as mesh:
+        start_torch(mesh)
+        tell(f"{mesh.size} ranks, {num_cores} cores; float32, in place; torch {torch.__version__}")
+        tell(HEADER, flush=True)
+        rows = []
+        for nbytes in flags.sizes:
+            rows.append(measure(flags, mesh, nbytes))
+            tell(line(rows[-1]), flush=True)
+        dist.destroy_process_group()
+        found = mesh.world.broadcast_json(faults(rows, flags.check))
+    return {"rows": rows}, found
+
+
+if __name__ == "__main__":
+    sys.exit(figures.main("allreduce.py", parse, run, sys.argv[1:]))
