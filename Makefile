@@ -79,6 +79,7 @@ test: venv
 bench bench-check: venv
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/pipeline_bubble.py $(CHECK) || exit 1; done
 	$(LAUNCH) 2 $(BIN)/python benchmarks/peers/pipeline.py $(CHECK)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/peers/messages.py --launch "$(LAUNCH)" $(CHECK)
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/peers/allreduce.py $(CHECK) || exit 1; done
 	$(LAUNCH) 8 $(BIN)/python benchmarks/staleness.py $(CHECK)
 	$(LAUNCH) 2 $(BIN)/python benchmarks/push_pull.py $(CHECK)

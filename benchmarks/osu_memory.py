@@ -50,7 +50,8 @@ class Buffers:
             import cupy
 
             return cupy.zeros(length, self._dtype)
-        memory = mmap.mmap(-1, -(-length * self._dtype.itemsize // PAGE) * PAGE + PAGE)
+        nbytes = -(-length * self._dtype.itemsize // PAGE) * PAGE + PAGE
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(memory, np.uint8)
         array = array[-array.ctypes.data % PAGE :][: length * self._dtype.itemsize].view(self._dtype)

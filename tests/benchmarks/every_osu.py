@@ -4,12 +4,10 @@ import runpy
 import sys
 from pathlib import Path
 
+from hpctrain.comm.start import join_launch
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-
-import osu  # noqa: E402
-
-from hpctrain.comm.start import join_launch  # noqa: E402
 
 
 def main() -> int:
@@ -22,7 +20,7 @@ def main() -> int:
         for algorithm in test.algorithms:
             check = ["-c"] if test.check else []
             argv = [*size, "-i", "2", "-x", "1", "-f", *check, "--algorithm", algorithm, "--json", f"{test.name}.json"]
-            if code := osu.main(test, argv):
+            if code := sys.modules["osu"].main(test, argv):
                 print(f"{test.name} --algorithm {algorithm}: {code}", file=sys.stderr)
                 return code
     assert "torch" not in sys.modules

@@ -134,9 +134,9 @@ def test_an_element_that_is_wrong_fails_the_launch(tmp_path):
     """A ring that loses what rank 1 brings."""
     script = tmp_path / "planted.py"
     script.write_text(
-        "import runpy, sys\n"
+        "import importlib, runpy, sys\n"
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
-        "import osu\n"
+        "osu = importlib.import_module('osu')\n"
         "from hpctrain.comm.buffer import Buffer\n"
         "Buffer.add = lambda self, start, received: None\n"
         f"test = runpy.run_path({str(ROOT / 'benchmarks/osu_allreduce.py')!r})['TEST']\n"

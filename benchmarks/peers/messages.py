@@ -1,0 +1,155 @@
+"""osu_latency.py and osu_bw.py beside a program in C that does the same: what Python costs between two ranks.
+
+    python benchmarks/peers/messages.py
+    python benchmarks/peers/messages.py --launch "mpirun --oversubscribe -n"
+
+Builds messages.c by the mpicc in PATH and starts both by the launcher in turns; the same sizes, iterations, windows,
+cores and huge pages. Good: the bandwidth of C from 64 KiB on, within 5 %, and a latency of 8 bytes within 1 us.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # of what all benchmarks share
+import figures  # noqa: E402
+
+SHARE, MICROSECONDS = 0.95, 1.0  # what --check asks for
+ITERATIONS = {"latency": (10_000, 1000), "bw": (100, 10)}  # and those before
+SIZES = {"latency": (8,), "bw": (64 << 10, 256 << 10, 1 << 20, 4 << 20)}
+WINDOW = 64
+UNITS = {"latency": "us", "bw": "MB/s"}
+
+HEADER = f"{'':<9}{'bytes':>9}{'Python':>16}{'C':>16}{'':>12}   interval"
+
+
+def built(folder: Path) -> Path:
+    """The program in C. ValueError where it cannot be."""
+    if shutil.which("mpicc") is None:
+        raise ValueError("there is no mpicc in PATH; load the MPI that mpi4py uses")
+    program = folder / "messages"
+    made = subprocess.run(["mpicc", "-O2", HERE / "messages.c", "-o", program], capture_output=True, text=True)
+    if made.returncode:
+        words = [line for line in made.stderr.splitlines() if "error" in line] or made.stderr.splitlines()
+        raise ValueError(f"mpicc: {words[0]}")
+    return program
+
+
+def launch(flags, command: list) -> str:
+    """What two ranks of it print. ValueError where they fail."""
+    line = f"{flags.launch} 2 {shlex.join(map(str, command))}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    if done.returncode:
+        words = (done.stderr.strip() or done.stdout.strip() or "nothing said").splitlines()
+        raise ValueError(f"{flags.launch} 2 {Path(command[-1]).name}: exit code {done.returncode}: {words[-1]}")
+    return done.stdout
+
+
+def by_c(flags, what: str, program: Path) -> dict[int, float]:
+    """By size."""
+    iterations = [max(1, each // flags.divide) for each in ITERATIONS[what]]
+    told = launch(flags, [program, what, *iterations, WINDOW, 1, *SIZES[what]])
+    return {int(size): float(value) for size, value in (line.split() for line in told.splitlines())}
+
+
+def by_python(flags, what: str, file: Path) -> dict[int, float]:
+    iterations, warmup = (max(1, each // flags.divide) for each in ITERATIONS[what])
+    script, low, high = HERE.parent / f"osu_{what}.py", SIZES[what][0], SIZES[what][-1]
+    launch(
+        flags, [sys.executable, script, "--pin", "-i", iterations, "-x", warmup, "-m", f"{low}:{high}", "--json", file]
+    )
+    rows = json.loads(file.read_text())["rows"]
+    column = "Latency (us)" if what == "latency" else "Bandwidth (MB/s)"
+    return {row["size"]: row[column] for row in rows if row["size"] in SIZES[what]}
+
+
+def measure(flags, tell) -> dict[str, list[dict]]:
+    """Pairs of each size, by what is measured."""
+    found: dict[str, list[dict]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        program, file = built(Path(folder)), Path(folder, "found.json")
+        tell(HEADER, flush=True)
+        for what, sizes in SIZES.items():
+            pairs = []
+            for number in range(flags.pairs):
+                sides = {"c": lambda what=what: by_c(flags, what, program)}
+                sides["python"] = lambda what=what: by_python(flags, what, file)
+                order = sorted(sides, reverse=bool(number % 2))
+                pairs.append({side: sides[side]() for side in order})
+            found[what] = [
+                {"bytes": size, "pairs": [{side: pair[side][size] for side in pair} for pair in pairs]}
+                for size in sizes
+            ]
+            tell(*(line(what, row) for row in found[what]), sep="\n", flush=True)
+    return found
+
+
+def compared(what: str, row: dict) -> list[float]:
+    """Microseconds more than C, or the share of its bandwidth, pair by pair."""
+    pairs = row["pairs"]
+    if what == "latency":
+        return [pair["python"] - pair["c"] for pair in pairs]
+    return [pair["python"] / pair["c"] for pair in pairs]
+
+
+def line(what: str, row: dict) -> str:
+    medians = [statistics.median(pair[side] for pair in row["pairs"]) for side in ("python", "c")]
+    values, unit = compared(what, row), UNITS[what]
+    low, high, inside = figures.interval(values)
+    told = f"{statistics.median(values):+.2f} us" if what == "latency" else f"{statistics.median(values):.1%}"
+    sides = "".join(f"{value:>11.2f} {unit:<4}" for value in medians)
+    return f"{what:<9}{row['bytes']:>9}{sides}{told:>12}   {inside:.0%} from {low:.2f} to {high:.2f}"
+
+
+def faults(found: dict[str, list[dict]]) -> list[str]:
+    """What --check finds."""
+    told = []
+    for row in found["latency"]:
+        if (more := statistics.median(compared("latency", row))) > MICROSECONDS:
+            told.append(
+                f"latency of {row['bytes']} bytes: {more:.2f} us more than C, {MICROSECONDS} was to be the most"
+            )
+    for row in found["bw"]:
+        if (share := statistics.median(compared("bw", row))) < SHARE:
+            told.append(f"bandwidth of {row['bytes']} bytes: {share:.1%} of that of C, {SHARE:.0%} was asked for")
+    return told
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """ValueError, one line that names the flag, for what does not fit."""
+    parser = figures.Flags("messages.py", __doc__.splitlines()[0], 0)
+    parser.add_argument("--launch", default="mpirun -n", metavar="WORDS", help="before a number; default: %(default)s")
+    parser.add_argument("--pairs", type=int, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="fewer iterations, for a try; default: 1")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
+    flags = parser.parse_args(argv)
+    for name in ("pairs", "divide"):
+        if getattr(flags, name) < 1:
+            raise ValueError(f"--{name} {getattr(flags, name)}: expected a whole number >= 1")
+    return flags
+
+
+def main(argv: list[str]) -> int:
+    try:
+        flags = parse(argv)
+        found = measure(flags, print)
+    except ValueError as error:
+        print(f"messages.py: {error}", file=sys.stderr)
+        return 2
+    if flags.json:
+        Path(flags.json).write_text(json.dumps(found, indent=1))
+    told = faults(found) if flags.check else []
+    print(*told, sep="\n", end="\n" if told else "")
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
