@@ -110,6 +110,7 @@ def check_read(run: Run, event: dict, version: int, counts: list[int], gone: lis
     assert event["gap"] == max(0, clock - min(running)) <= bound, f"a gap, bound {bound}, clocks {counts}: {event}"
     assert min(counts) >= clock - bound, f"bound {bound}, but seen are {counts}: {event}"
     assert counts[event["worker"]] >= clock, f"its own are {counts}: {event}"
+    assert run.staleness or version == clock, f"rounds gathered, so exactly {clock} should be seen: {event}"
 
 
 def check_update(run: Run, event: dict, version: int, counts, own, versions) -> None:

@@ -92,6 +92,15 @@ def weights_are_pulled_in_every_round(monkeypatch):
     monkeypatch.setattr(ServedUpdate, "__init__", every)
 
 
+def rows_of_a_delay_are_asked_for_when_they_are_due(monkeypatch):
+    def look_up(self, step):
+        self.lookups.load(step)
+        if step + 1 < self._until:
+            self.lookups.ask(step + 1, self._clock_of(step + 1))
+
+    monkeypatch.setattr(ServedUpdate, "_look_up", look_up)
+
+
 BUGS = {  # and what shows it
     a_round_goes_by_arrival_and_the_last_push_is_dropped: {},
     the_mean_of_means_is_taken: {},
@@ -99,4 +108,5 @@ BUGS = {  # and what shows it
     a_pull_may_miss_what_its_worker_pushed: {"task": "recommender", "staleness": 1},
     an_answer_holds_the_weights_before_the_last_update: {"staleness": 1},
     weights_are_pulled_in_every_round: {"delay": 1},
+    rows_of_a_delay_are_asked_for_when_they_are_due: {"task": "recommender", "delay": 2},
 }
