@@ -26,8 +26,8 @@ class Roles:
             comm = join_launch()
         size = comm.size if comm is not None else 1
         if not 0 < servers < size:
-            have = f"{size} rank{'s' * (size != 1)}"
-            raise ValueError(f"servers={servers}: {have} leave none to train; start more, as mpirun -n {servers + 1}")
+            have = f"{size} ranks leave" if size != 1 else "1 rank leaves"
+            raise ValueError(f"servers={servers}: {have} none to train; start more, as mpirun -n {servers + 1}")
         self.num_servers, self.num_workers = servers, size - servers
         self.progress = Progress()
         self.everybody = Group(duplicate(comm), self.progress)

@@ -51,7 +51,8 @@ def grid_of(config: Config, num_ranks: int) -> Grid:
     if config.servers:
         if config.servers >= num_ranks:
             ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
-            raise UsageError(f"--servers {config.servers}: {ranks} leave none to train; start more, as mpirun -n 8")
+            leave = "leaves" if num_ranks == 1 else "leave"
+            raise UsageError(f"--servers {config.servers}: {ranks} {leave} none to train; start more, as mpirun -n 8")
         return grids.grid_of(num_ranks - config.servers, 1)
     try:
         return grids.grid_of(num_ranks, config.stages, config.rank_order)

@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.roles import Roles
-from hpctrain.config import Config
+from hpctrain.config import Config, UsageError
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.row_values import add_up
 from hpctrain.plan.sharding import Segment
@@ -40,7 +40,8 @@ class ParameterClient:
 
     `model`: a module, or parameters by name; worker 0's first values are everybody's. `tables`: {name: (number of rows,
     width, deviation of first values)}; `rows(name, ids)` looks them up. The settings are those of the command line:
-    staleness, aggregate, optimizer, table_optimizer, lr, momentum, weight_decay, adapt_lr, max_table_rows, seed.
+    staleness (float("inf"): none), aggregate, optimizer, table_optimizer, lr, momentum, weight_decay, adapt_lr,
+    max_table_rows, seed.
     Raises ValueError for a value that cannot be, RankFailed where a server refuses a request.
     """
 
@@ -54,7 +55,10 @@ class ParameterClient:
         unknown = settings.keys() - set(SETTINGS)
         if unknown:
             raise TypeError(f"ParameterClient: no setting is called {unknown.pop()}; there is {', '.join(SETTINGS)}")
-        self._config = Config(servers=roles.num_servers, **settings)
+        try:
+            self._config = Config(servers=roles.num_servers, **settings)
+        except UsageError as error:
+            raise ValueError(f"ParameterClient: {str(error).removeprefix('--')}") from None
         named = dict(model.named_parameters()) if isinstance(model, nn.Module) else dict(model or {})
         self._gradients = FlatGradients(named, allocate, 1 << 62)
         self._flat = flatten(self._gradients)

@@ -58,7 +58,10 @@ class Shard:
     # ---- what workers push
 
     def stage(self, worker: int, clock: int, table: int, touched, ids, values: torch.Tensor | None) -> None:
-        """A part of the iteration `clock` of a worker; `table` -1 is the dense part. Raises Refused."""
+        """A part of the iteration `clock` of a worker; `table` -1 is the dense part. Raises Refused.
+
+        Keeps `values`, and changes them when they are applied.
+        """
         self._check_clock(worker, clock)
         iteration = self._staged.setdefault(worker, Iteration(clock))
         if table < 0:

@@ -1,5 +1,7 @@
 """ParameterClient in a loop of one's own: what was backwarded since the last push is sent, once."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -152,3 +154,11 @@ def test_a_lag_counts_from_the_oldest_that_was_read(comm):
     assert figures[0]["lags"] == {"0": 2, "2": 1}
     turn.Free()
     part.Free()
+
+
+def test_a_setting_that_cannot_be_is_one_line_of_the_callers_words():
+    roles = SimpleNamespace(num_servers=1)
+    with pytest.raises(ValueError, match="^ParameterClient: optimizer: expected one of "):
+        ParameterClient(roles, optimizer="best")
+    with pytest.raises(TypeError, match="^ParameterClient: no setting is called rate; there is staleness, "):
+        ParameterClient(roles, rate=0.1)
