@@ -26,7 +26,7 @@ def happen(roles: Roles) -> None:
     if FAULT == "leave":
         sys.exit(0)
     if FAULT == "babble":
-        roles.everybody.comm.Send(np.zeros(10_000, np.uint8), roles.rank_of_server(0), messages.TO_SERVER)
+        roles.everybody.comm.Send(np.zeros(200, np.uint8), roles.rank_of_server(0), messages.TO_SERVER)
         time.sleep(60)
     raise ValueError("boom")
 
