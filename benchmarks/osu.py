@@ -26,8 +26,9 @@ class Test:
     """One of the benchmarks.
 
     `prepare(bench, size)`: what an iteration does on this rank. `values(bench, size, seconds)`: the columns of a size,
-    from the seconds of each iteration on each rank. `check(bench, size)`: how many elements were wrong on this rank
-    after an iteration with known contents. `latencies`: how many of them an iteration is.
+    from the seconds of each iteration on each rank; None: microseconds of a latency, the mean over all.
+    `check(bench, size)`: how many elements were wrong on this rank after an iteration with known contents.
+    `latencies`: how many of them an iteration is.
     `reduces`: elements are added, so they are float32. `bus(n)`: bytes that cross the bus for one of the array.
     """
 
@@ -35,7 +36,7 @@ class Test:
     title: str
     columns: tuple[str, ...]
     prepare: Callable
-    values: Callable
+    values: Callable | None = None
     check: Callable | None = None
     algorithms: tuple[str, ...] = ("mpi",)
     sizes: tuple[int, int] | None = (1, 4 << 20)
@@ -72,9 +73,10 @@ class Bench:
         if seconds is None:
             return None
         test, scale = self.test, 1e6 / self.test.latencies
-        row = {"size": size, **dict(zip(test.columns, test.values(self, size, seconds)))}
         taking_part = seconds if test.ranks == "any" else seconds[: self.half]
         averages = [scale * statistics.fmean(each) for each in taking_part]
+        values = test.values(self, size, seconds) if test.values else [statistics.fmean(averages)]
+        row = {"size": size, **dict(zip(test.columns, values))}
         each = sorted(scale * statistics.fmean(iteration) for iteration in zip(*taking_part))
         row |= {"min": min(averages), "max": max(averages), "iterations": len(each)}
         row |= {"p50": each[len(each) // 2], "p99": each[len(each) * 99 // 100]}

@@ -8,19 +8,14 @@ import sys
 import osu
 import osu_collectives
 
-TEST = osu.Test(
+TEST = osu_collectives.collective_test(
     name="osu_allgather",
     title="OSU MPI Allgather Latency Test",
-    columns=("Avg Latency(us)",),
     prepare=osu_collectives.all_gather,
-    values=osu_collectives.latency,
     check=osu_collectives.check_all_gather,
     algorithms=("mpi", "ring"),
     sizes=(1, 1 << 20),
-    iterations=(1000, 100),
-    warmup=(200, 10),
     bus=lambda ranks: ranks - 1,
-    ranks="any",
 )
 
 if __name__ == "__main__":

@@ -8,17 +8,12 @@ import sys
 import osu
 import osu_collectives
 
-TEST = osu.Test(
+TEST = osu_collectives.collective_test(
     name="osu_barrier",
     title="OSU MPI Barrier Latency Test",
-    columns=("Avg Latency(us)",),
     prepare=osu_collectives.barrier,
-    values=osu_collectives.latency,
     algorithms=("mpi", "ring"),
     sizes=None,
-    iterations=(1000, 100),
-    warmup=(200, 10),
-    ranks="any",
 )
 
 if __name__ == "__main__":

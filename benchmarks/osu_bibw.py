@@ -9,16 +9,13 @@ from functools import partial
 import osu
 import osu_pairs
 
-TEST = osu.Test(
+TEST = osu_pairs.window_test(
     name="osu_bibw",
     title="OSU MPI Bi-Directional Bandwidth Test",
     columns=("Bandwidth (MB/s)",),
     prepare=osu_pairs.exchange,
     values=partial(osu_pairs.bandwidth, directions=2),
     check=partial(osu_pairs.check, osu_pairs.exchange),
-    window=64,
-    iterations=(100, 20),
-    warmup=(10, 2),
 )
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ from functools import partial
 import osu
 import osu_pairs
 
-TEST = osu.Test(
+TEST = osu_pairs.window_test(
     name="osu_bw",
     title="OSU MPI Bandwidth Test",
     columns=("Bandwidth (MB/s)",),
     prepare=osu_pairs.stream,
     values=osu_pairs.bandwidth,
     check=partial(osu_pairs.check, osu_pairs.stream),
-    window=64,
-    iterations=(100, 20),
-    warmup=(10, 2),
 )
 
 if __name__ == "__main__":

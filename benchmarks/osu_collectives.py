@@ -1,12 +1,15 @@
 """What the collective benchmarks do in an iteration: by MPI, or by hpctrain's ring; what they check."""
 
-import statistics
+from functools import partial
 
 import numpy as np
+import osu
 import osu_memory
 
 from hpctrain.comm.ring import Ring
 from hpctrain.plan.grid import split_evenly
+
+collective_test = partial(osu.Test, columns=("Avg Latency(us)",), iterations=(1000, 100), warmup=(200, 10), ranks="any")
 
 
 def ring_of(bench) -> Ring:
@@ -71,11 +74,6 @@ def barrier(bench, size: int):
         ring = ring_of(bench)
         return lambda: ring.agree("barrier")
     return bench.comm.Barrier
-
-
-def latency(bench, size: int, seconds: list[list[float]]) -> list[float]:
-    """Microseconds, the mean over iterations and ranks."""
-    return [1e6 * statistics.fmean(map(statistics.fmean, seconds))]
 
 
 # ---- with -c: wrong elements on this rank

@@ -14,7 +14,6 @@ TEST = osu.Test(
     title="OSU MPI Latency Test",
     columns=("Latency (us)",),
     prepare=osu_pairs.ping_pong,
-    values=osu_pairs.latency,
     check=partial(osu_pairs.check, osu_pairs.ping_pong),
     sizes=(0, 4 << 20),
     latencies=2,

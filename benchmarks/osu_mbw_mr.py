@@ -9,16 +9,13 @@ from functools import partial
 import osu
 import osu_pairs
 
-TEST = osu.Test(
+TEST = osu_pairs.window_test(
     name="osu_mbw_mr",
     title="OSU MPI Multiple Bandwidth / Message Rate Test",
     columns=("MB/s", "Messages/s"),
     prepare=osu_pairs.stream,
     values=osu_pairs.bandwidth_and_messages,
     check=partial(osu_pairs.check, osu_pairs.stream),
-    window=64,
-    iterations=(100, 20),
-    warmup=(10, 2),
     ranks="pairs",
 )
 

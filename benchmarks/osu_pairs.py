@@ -4,9 +4,12 @@ import statistics
 from functools import partial
 
 import numpy as np
+import osu
 import osu_memory
 
 DATA, ANSWER = 1, 101
+
+window_test = partial(osu.Test, window=64, iterations=(100, 20), warmup=(10, 2))
 
 
 def memory(bench, size: int) -> tuple[list, list]:
@@ -52,11 +55,6 @@ def stream(bench, size: int, both: bool = False):
 
 
 exchange = partial(stream, both=True)
-
-
-def latency(bench, size: int, seconds: list[list[float]]) -> list[float]:
-    """Microseconds one way, the mean over iterations and pairs."""
-    return [1e6 / 2 * statistics.fmean(map(statistics.fmean, seconds[: bench.half]))]
 
 
 def bandwidth(bench, size: int, seconds: list[list[float]], directions: int = 1) -> list[float]:

@@ -8,20 +8,15 @@ import sys
 import osu
 import osu_collectives
 
-TEST = osu.Test(
+TEST = osu_collectives.collective_test(
     name="osu_reduce_scatter",
     title="OSU MPI Reduce_scatter Latency Test",
-    columns=("Avg Latency(us)",),
     prepare=osu_collectives.reduce_scatter,
-    values=osu_collectives.latency,
     check=osu_collectives.check_reduce_scatter,
     algorithms=("mpi", "ring"),
     sizes=(4, 1 << 20),
-    iterations=(1000, 100),
-    warmup=(200, 10),
     reduces=True,
     bus=lambda ranks: (ranks - 1) / ranks,
-    ranks="any",
 )
 
 if __name__ == "__main__":

@@ -226,8 +226,8 @@ class DenseTable:
     def step(self, gradients: Tensor, *, touched: Iterable[str] | None = None, lr: float | None = None) -> None:
         """One step of the segments named in `touched` (None: of all) with `gradients`, laid out as `values`.
 
-        The other segments and their optimizer state stay. `lr` is set in all
-        parameter groups. After a TableError no value has changed.
+        The other segments and their optimizer state stay. `lr` is set in all parameter groups. After a TableError no
+        value has changed.
         """
         touched = set(self.parameters if touched is None else touched)
         strange = sorted(touched - self.parameters.keys())

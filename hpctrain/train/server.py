@@ -32,7 +32,10 @@ class ParameterServer:
     """
 
     def __init__(self, roles: Roles, record=None):
+        from mpi4py.MPI import Exception as MPIError
+
         assert roles.is_server, "a worker makes a client"
+        self._mpi_error = MPIError
         self._roles, self._record = roles, record
         self.outbox = Outbox(roles.everybody.comm, roles.progress)
         self._refused: set[int] = set()  # workers of whose iteration a part was refused, and the rest is still to come
@@ -121,13 +124,11 @@ class ParameterServer:
 
     def _receive(self, worker: int, data: np.ndarray, tag: int) -> Iterator[None]:
         """RankFailed, one line, where MPI has lost the worker."""
-        from mpi4py import MPI
-
         try:
             for request in self.outbox.expect(worker, tag, data):
                 while not request.Test():
                     yield
-        except MPI.Exception as error:
+        except self._mpi_error as error:
             raise RankFailed(f"server {self._roles.server} lost {self._last_of(worker)}: {error}") from None
         self._moved = True
 

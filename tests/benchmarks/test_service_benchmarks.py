@@ -83,6 +83,7 @@ def test_the_interval_of_a_median_is_as_narrow_as_its_certainty_allows(push_pull
     interval = push_pull.figures.interval
     assert interval([3.0]) == (3.0, 3.0, 0.0)
     assert interval([5, 1, 4, 2, 3]) == (1, 5, 1 - 2 / 32)
+    assert interval([*range(7)]) == (0, 6, 1 - 2 / 128)
     assert interval([*range(9)]) == (1, 7, 1 - 2 * 10 / 512)
 
 
