@@ -1,4 +1,4 @@
-"""The ring all-reduce as users call it: an array in, its sum or mean over the ranks out, in the same memory.
+"""The all-reduce as users call it: an array in, its sum or mean over the ranks out, in the same memory.
 
 A mean is the sum, divided once, by the rank that has made it, before the others get it: so all hold the same bits. Of
 floats of 16 bits both happen in float32 and one rounding follows: a sum may be infinite where the mean is not.
@@ -6,7 +6,12 @@ floats of 16 bits both happen in float32 and one rounding follows: a sum may be 
 
 import numpy as np
 
+from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.collective import Collective
 from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.node_sum import NodeSum
+from hpctrain.comm.ring import Ring
+from hpctrain.plan.allreduce import choose
 
 REDUCTIONS = ("sum", "mean")
 
@@ -18,16 +23,30 @@ class AllReduce:
         mean(array)                       # waits, returns array
         moving = mean.start(array)        # or: compute meanwhile, moving.poll() moves it on
         moving.wait()
+        gradients = mean.empty(1000)      # in memory that the ranks of a node share: several times as fast
+
+    `algorithm`: "ring", by messages; "windows", through shared memory, where all ranks are on one node; "auto", the
+    faster one of these (hpctrain/plan/allreduce.py).
 
     An array is a contiguous, writable NumPy array or torch CPU tensor: floats of 16, 32 or 64 bits, complex numbers,
     and for a sum also integers, which wrap. All ranks make the same calls in the same order, else CollectiveMismatch on
-    all. Raises ValueError for a reduction or an array that cannot be used.
+    all. Raises ValueError for a reduction, an algorithm or an array that cannot be used.
     """
 
-    def __init__(self, mesh: Mesh, reduction: str = "sum"):
+    def __init__(self, mesh: Mesh, reduction: str = "sum", algorithm: str = "auto"):
         check_reduction(reduction)
-        self.reduction = reduction
-        self._ring = mesh.data.ring
+        check_algorithm(algorithm, mesh.data.ring)
+        self.reduction, self.algorithm = reduction, algorithm
+        self._data = mesh.data
+
+    def empty(self, shape, dtype=np.float32) -> np.ndarray:
+        """An uninitialised array, shared where there is shared memory; torch.from_numpy makes a tensor of it.
+
+        Collective, the same shape and dtype on all ranks. It is given back when the mesh is closed, if nothing looks at
+        it any more, else when the program ends: so ask for it once, not for each call.
+        """
+        dtype, length = np.dtype(dtype), int(np.prod(shape, dtype=np.int64))
+        return self._data.allocate(length * dtype.itemsize).view(dtype).reshape(shape)
 
     def __call__(self, array, name: str = ""):
         """Reduces `array` in place and returns it. `name` stands in error messages. Collective."""
@@ -36,11 +55,30 @@ class AllReduce:
 
     def start(self, array, name: str = ""):
         """Begins; returns an operation to poll until True, or to wait for. The array is the call's until then."""
-        operation = self._ring.all_reduce(array, name)
+        return self.prepare(array, name).start()
+
+    def prepare(self, array, name: str = ""):
+        """The operation, not begun: for an array that is reduced many times, each time by `start()` and `wait()`."""
+        operation = all_reduce(self._data.ring, array, name, self.algorithm)
         if self.reduction == "mean":
             _check_divisible(array, name)
-            operation.divisor = self._ring.size
-        return operation.start()
+            operation.divisor = self._data.size
+        return operation
+
+
+def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto") -> Collective | NodeSum:
+    """The sum over the ranks of `ring`, by the algorithm that is best for this array; not begun."""
+    buffer, node = as_buffer(array), ring.node
+    nbytes = len(buffer) * buffer.itemsize
+    in_window = node is not None and node.locate(buffer.values) is not None
+    if choose(algorithm, nbytes, node is not None, in_window) == "windows":
+        return NodeSum(node, array, name)
+    return ring.all_reduce(array, name)
+
+
+def check_algorithm(algorithm: str, ring: Ring) -> None:
+    """ValueError where these ranks cannot use it."""
+    choose(algorithm, 0, ring.node is not None or ring.size == 1, False)
 
 
 def check_reduction(reduction: str) -> None:

@@ -54,6 +54,22 @@ class Buffer:
         with np.errstate(all="ignore"):
             np.add(received, own, out=own)
 
+    def add_up(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray, divisor: float) -> None:
+        """The sum of at least two `shares` in their order, divided, into `out`, which may be the last of them.
+
+        `scratch`: bytes for as many numbers of `partial`. Warnings of overflow are the caller's to silence.
+        """
+        if len(shares) > 2:
+            total = scratch[: out.nbytes].view(out.dtype)
+            np.add(shares[0], shares[1], out=total)
+            for share in shares[2:-1]:
+                np.add(total, share, out=total)
+            np.add(total, shares[-1], out=out)
+        else:
+            np.add(shares[0], shares[1], out=out)
+        if divisor != 1:
+            out /= divisor
+
     def finish(self, start: int, stop: int, partials: "Buffer", divisor: float = 1) -> None:
         """Takes over the finished sums [start, stop), divided; nothing to take where they are made in place."""
         if divisor != 1:
@@ -77,6 +93,13 @@ class HalfBuffer(Buffer):
         with np.errstate(all="ignore"):
             wide[:] = self.values
 
+    def add_up(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray, divisor: float) -> None:
+        total = scratch[: 4 * out.size].view(np.float32)
+        total[:] = shares[0]
+        for share in shares[1:]:
+            np.add(total, share, out=total)
+        out[:] = total / np.float32(divisor)
+
     def finish(self, start: int, stop: int, partials: Buffer, divisor: float = 1) -> None:
         with np.errstate(all="ignore"):
             self.values[start:stop] = partials.values[start:stop] / np.float32(divisor)
@@ -97,6 +120,15 @@ class BFloat16Buffer(HalfBuffer):
 
     def _widen_into(self, wide: np.ndarray) -> None:
         self._torch.from_numpy(wide).copy_(self._tensor)
+
+    def add_up(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray, divisor: float) -> None:
+        torch = self._torch
+        total = torch.from_numpy(scratch[: 4 * out.size].view(np.float32))
+        first, *others = (torch.from_numpy(share).view(torch.bfloat16) for share in shares)
+        total.copy_(first)
+        for share in others:
+            total.add_(share)
+        torch.from_numpy(out).view(torch.bfloat16).copy_(total / divisor)
 
     def finish(self, start: int, stop: int, partials: Buffer, divisor: float = 1) -> None:
         self._tensor[start:stop].copy_(self._torch.from_numpy(partials.values[start:stop]) / divisor)

@@ -32,16 +32,18 @@ class Span(NamedTuple):
 class Collective:
     """One call on a ring: start, poll until True (or wait). It may be started again when done."""
 
+    algorithm = "ring"
+
     def __init__(
         self, ring: "Ring", operation: str, array, name: str, *, reduce: bool, gather: bool, control: bool = False
     ):
         self.name = name or operation
         self._ring, self._operation, self._control = ring, operation, control
         self._array = array  # keeps the memory alive
-        self._native = as_buffer(array)
+        self.native = as_buffer(array)
         if reduce:
-            self._native.check_summable()
-        self._itemsize = self._native.partial.itemsize if reduce else self._native.itemsize
+            self.native.check_summable()
+        self._itemsize = self.native.partial.itemsize if reduce else self.native.itemsize
         self._lay_out(reduce, gather)
         self._started, self.done = False, True
         self.divisor: float = 1  # each sum is divided by it, once, by its owner, before all ranks get it
@@ -50,7 +52,7 @@ class Collective:
     def _lay_out(self, reduce: bool, gather: bool) -> None:
         """Sends and receives as spans, in order: all segments of a step, then the next step."""
         rank, size = self._ring.rank, self._ring.size
-        chunks = split_evenly(len(self._native), size)
+        chunks = split_evenly(len(self.native), size)
         longest = len(chunks[0]) * self._itemsize
         self._pieces = pieces = max(1, -(-longest // self._ring.segment_bytes))
         spans = [[Span(c.start + p.start, c.start + p.stop) for p in split_evenly(len(c), pieces)] for c in chunks]
@@ -69,11 +71,11 @@ class Collective:
             return self
         if not self.done and not self._ring.broken:
             raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
-        self._check_memory()
+        self._ring.check_memory(self)
         self._tag = RING[self._ring.num_calls % len(RING)]
-        self._signature = self._ring.announce(self._operation, self._native.dtype, len(self._native), self.name)
+        self._signature = self._ring.announce(self._operation, self.native.dtype, len(self.native), self.name)
         self._started = True
-        self._partials = self._native.partials() if self._num_reducing else self._native
+        self._partials = self.native.partials() if self._num_reducing else self.native
         self._under_way = deque()  # receives in order, posted and not yet taken
         self._sending = deque()  # (request, message) in order
         self._num_received = self._num_posted = self._num_sends_done = 0
@@ -121,11 +123,6 @@ class Collective:
         """Takes back the receives of a call that will not be finished."""
         take_back(self._under_way)
 
-    def _check_memory(self) -> None:
-        for other in self._ring.active:
-            if other is not self and np.may_share_memory(self._native.values, other._native.values):
-                raise RuntimeError(f"{self.name} would change memory of {other.name}, which is under way; wait for it")
-
     def _reserve_scratch(self) -> None:
         slots = min(WINDOW, self._num_reducing)
         length = self._scratch_span
@@ -133,7 +130,7 @@ class Collective:
         self._scratch = [Buffer(memory[slot * length : (slot + 1) * length]) for slot in range(slots)]
 
     def _memory(self, index: int) -> Buffer:
-        return self._partials if index < self._num_reducing else self._native
+        return self._partials if index < self._num_reducing else self.native
 
     def _send_next(self) -> None:
         index = self._num_sends_done + len(self._sending)
@@ -155,7 +152,7 @@ class Collective:
             if index < self._num_reducing:
                 message = self._scratch[index % WINDOW].message(0, span.stop - span.start)
             else:
-                message = self._native.message(*span)
+                message = self.native.message(*span)
             self._under_way.append(self._ring.comm.Irecv(message, (self._ring.rank - 1) % self._ring.size, self._tag))
             self._num_posted += 1
 
@@ -172,7 +169,7 @@ class Collective:
             received = self._scratch[index % WINDOW].values[: span.stop - span.start]
             self._partials.add(span.start, received)
             if index >= self._num_reducing - self._pieces:
-                self._native.finish(*span, self._partials, self.divisor)
+                self.native.finish(*span, self._partials, self.divisor)
         if self._num_sends_done + len(self._sending) < len(self._sends):
             self._send_next()
 

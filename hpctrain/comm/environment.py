@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MPIRUN_MPICH, MPIRUN_OPENMPI, SRUN = "mpirun of MPICH", "mpirun of Open MPI", "srun"
+SHARED_MEMORY = "/dev/shm"
 SIZES = (  # variable with the number of ranks, with this rank, and who sets both; the first that is there counts
     ("PMI_SIZE", "PMI_RANK", MPIRUN_MPICH),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", MPIRUN_OPENMPI),
@@ -120,7 +121,7 @@ def threads_per_rank(places: Iterable[tuple[str, Iterable[int]]]) -> int:
     return min(max(1, len(cores[host]) // ranks[host]) for host in ranks)
 
 
-def shared_memory_free(folder: str = "/dev/shm") -> int | None:
+def shared_memory_free(folder: str = SHARED_MEMORY) -> int | None:
     """Bytes free for shared memory, None where there is none."""
     try:
         return shutil.disk_usage(folder).free

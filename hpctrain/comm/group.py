@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 
-from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.buffer import allocate, as_buffer
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.ring import Ring
 
@@ -26,6 +26,11 @@ class Group:
         self.rank, self.size = (comm.rank, comm.size) if comm is not None else (0, 1)
         self.progress = progress or Progress()
         self.ring = Ring(comm, self.progress)
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """`nbytes` of memory as uint8, aligned to 64 bytes: shared, where the ranks share a node and there is room."""
+        memory = self.ring.node.allocate(nbytes) if self.ring.node is not None else None
+        return allocate(nbytes) if memory is None else memory
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""

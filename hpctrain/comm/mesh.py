@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hpctrain.comm import abort
 from hpctrain.comm.group import Group
 from hpctrain.comm.meeting import Meeting
+from hpctrain.comm.node import join_node
 from hpctrain.comm.progress import Progress, wait_until
 from hpctrain.comm.start import join_launch
 from hpctrain.plan.grid import Grid, grid_of
@@ -54,6 +55,7 @@ class Mesh:
         self.rank = self.world.rank
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
+        join_node(self.data.ring)
         piped = self.grid.num_stages > 1
         self.pipe = Group(self._part(self.replica, self.stage) if piped else None, self.progress)
         self.meeting = Meeting(self.data.ring)
@@ -81,6 +83,7 @@ class Mesh:
     def add_group(self) -> Group:
         """A further group of the replicas, on a ring of its own; closed with the mesh. Collective."""
         self.groups.append(Group(duplicate(self.data.comm), self.progress))
+        join_node(self.groups[-1].ring, stage_bytes=0)
         return self.groups[-1]
 
     def add_pipe(self) -> Group:

@@ -24,12 +24,12 @@ class OneShot:
     def __init__(self, ring: "Ring", array, name: str):
         self.name, self.done = name, True
         self._ring, self._array = ring, array
-        self._native = as_buffer(array)
-        self._native.check_summable()
-        others, length = range(ring.size - 1), len(self._native)
-        memory = allocate(len(others) * length * self._native.itemsize).view(self._native.values.dtype)
+        self.native = as_buffer(array)
+        self.native.check_summable()
+        others, length = range(ring.size - 1), len(self.native)
+        memory = allocate(len(others) * length * self.native.itemsize).view(self.native.values.dtype)
         self._arriving = [Buffer(memory[other * length : (other + 1) * length]) for other in others]
-        self._own = Buffer(allocate(length * self._native.itemsize).view(self._native.values.dtype))
+        self._own = Buffer(allocate(length * self.native.itemsize).view(self.native.values.dtype))
 
     def start(self) -> "OneShot":
         """Begins; returns self. All ranks must start the same calls in the same order."""
@@ -38,11 +38,11 @@ class OneShot:
             return self
         if not self.done and not ring.broken:
             raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
-        self._signature = ring.announce("one_shot", self._native.dtype, len(self._native), self.name)
+        self._signature = ring.announce("one_shot", self.native.dtype, len(self.native), self.name)
         tag = ONE_SHOT[crc32(self._signature.pack()[4:]) % len(ONE_SHOT)]  # without the rank
-        self._own.values[:] = self._native.values
+        self._own.values[:] = self.native.values
         peers = [rank for rank in range(ring.size) if rank != ring.rank]
-        length = len(self._native)
+        length = len(self.native)
         self._receives = [
             ring.comm.Irecv(buffer.message(0, length), peer, tag) for buffer, peer in zip(self._arriving, peers)
         ]
@@ -81,6 +81,6 @@ class OneShot:
     def _add_up(self) -> None:
         shares = self._arriving.copy()
         shares.insert(self._ring.rank, self._own)
-        self._native.values[:] = shares[0].values
+        self.native.values[:] = shares[0].values
         for share in shares[1:]:
-            self._native.add(0, share.values)
+            self.native.add(0, share.values)

@@ -14,11 +14,18 @@ rounding of S into n chunks (every message counts, also an empty one, so that no
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
+
+if TYPE_CHECKING:
+    from hpctrain.comm.node import Node
+    from hpctrain.comm.node_sum import NodeSum
 
 SEGMENT_BYTES = 1 << 20
 MOST_PEERS = 32  # ranks that all write to each other
@@ -44,7 +51,8 @@ class Ring:
         self.comm = comm
         self.channel = SignatureChannel(comm) if self.size > 1 else None
         self.num_calls, self._closed = 0, False
-        self.active: list[Collective | OneShot] = []  # started and not done
+        self.active: list[Collective | OneShot | NodeSum] = []  # started and not done
+        self.node: Node | None = None  # the shared memory of these ranks
 
     def all_reduce(self, array, name: str = "") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
@@ -93,7 +101,9 @@ class Ring:
             self.channel.abandon()
         else:
             self.progress.wait(lambda: not self.active)
-            self.agree("close")  # from here on no word can come on this ring
+            self.agree("close")  # from here on no word can come on this ring, but what follows
+            if self.node is not None:
+                self.node.close()
             self.progress.wait(self.channel.drained)
             self.channel.abandon()
             self.progress.wait(self.comm.Ibarrier().Test)  # nobody speaks on a next ring before all stopped listening
@@ -104,11 +114,24 @@ class Ring:
         """Whether ranks disagreed; messages that nobody takes may be on their way then."""
         return self.channel is not None and self.channel.broken
 
-    def announce(self, operation: str, dtype: str, length: int, name: str) -> Signature:
+    def check_memory(self, operation) -> None:
+        """RuntimeError where it would change memory of a call under way. Both know their buffer as `native`."""
+        for other in self.active:
+            if other is not operation and np.may_share_memory(operation.native.values, other.native.values):
+                raise RuntimeError(
+                    f"{operation.name} would change memory of {other.name}, which is under way; wait for it"
+                )
+
+    def join(self, name: str) -> int:
+        """The number of a call that tells the others about itself; the channel listens for those who call another."""
         if self._closed:
-            raise RuntimeError(f"{operation} {name}: the ring is closed")
-        signature = Signature(self.rank, self.num_calls, operation, dtype, length, name)
+            raise RuntimeError(f"{name}: the ring is closed")
+        self.channel.listen()
         self.num_calls += 1
+        return self.num_calls - 1
+
+    def announce(self, operation: str, dtype: str, length: int, name: str) -> Signature:
+        signature = Signature(self.rank, self.join(f"{operation} {name}"), operation, dtype, length, name)
         self.channel.announce(signature)
         self.counters.control_messages += 1
         return signature

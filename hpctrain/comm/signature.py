@@ -11,6 +11,7 @@ it was compared.
 
 import hashlib
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -73,13 +74,16 @@ class SignatureChannel:
         self._arrived: dict[int, Signature] = {}
         self._broken: str | None = None
 
-    def announce(self, own: Signature) -> None:
-        """Tells the right neighbour; raises at once on a ring that is broken already."""
+    def listen(self) -> None:
+        """From here on the left neighbour's word arrives; raises at once on a ring that is broken already."""
         if self._broken:
             raise CollectiveMismatch(self._broken)
-        self._send(_MESSAGE.pack(_ANNOUNCE, own.rank, own.pack(), b""))
         if self._receive is None:
             self._post()
+
+    def announce(self, own: Signature) -> None:
+        """Tells the right neighbour; after `listen`."""
+        self._send(_MESSAGE.pack(_ANNOUNCE, own.rank, own.pack(), b""))
 
     def confirmed(self, own: Signature) -> bool:
         """Whether the left neighbour announced the same call; raises CollectiveMismatch when it announced another."""
@@ -90,9 +94,18 @@ class SignatureChannel:
         if left is None:
             return False
         if not own.agrees(left):
-            self._send(_MESSAGE.pack(_DISAGREE, own.rank, left.pack(), own.pack()))
-            self._fail(left, own)
+            self.refuse(left, own)
         return True
+
+    def compare(self, call: int, own: Callable[[], Signature]) -> None:
+        """Raises CollectiveMismatch where the left neighbour announced this call, which needs no announcement."""
+        if call in self._arrived:
+            self.refuse(self._arrived[call], own())
+
+    def refuse(self, left: Signature, own: Signature):
+        """Tells everybody that two calls differ, and raises CollectiveMismatch."""
+        self._send(_MESSAGE.pack(_DISAGREE, own.rank, left.pack(), own.pack()))
+        self._fail(left, own)
 
     def poll(self) -> None:
         """Takes what has arrived; a disagreement that others found is passed on and raised here as well."""
@@ -134,4 +147,6 @@ class SignatureChannel:
 
     def _fail(self, left: Signature, own: Signature):
         self._broken = f"ranks disagree: {left}, but {own}; all ranks must make the same calls in the same order"
+        if left.agrees(own):  # in words
+            self._broken += ", with arrays that all lie in shared memory, at one place there, or all elsewhere"
         raise CollectiveMismatch(self._broken)

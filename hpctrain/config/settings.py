@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_value, flag, flag_name
+from hpctrain.plan.allreduce import CHOICES
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
 
@@ -129,6 +130,9 @@ class Config:
     )
     loader_workers: int = flag(0, "processes of each rank that read rows ahead", minimum=0, metavar="N")
     bucket_bytes: int = flag(1 << 20, "size of the pieces in which gradients travel", minimum=1, metavar="BYTES")
+    allreduce: str = flag(
+        "auto", "how gradients are summed: by messages (ring), in memory that a node shares (windows)", choices=CHOICES
+    )
     threads: int | None = flag(
         None,
         "torch threads a rank; default: OMP_NUM_THREADS, else cores of the node / ranks on it",

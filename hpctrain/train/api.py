@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpctrain.comm.allreduce import check_reduction
+from hpctrain.comm.allreduce import check_algorithm, check_reduction
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.structure import tensors_in
 from hpctrain.train.graph import accumulator, leaf_below, will_add
@@ -35,9 +35,10 @@ class DataParallel(nn.Module):
 
     `reduction`: "mean" is the sum of the ranks' gradients by their number, so the gradient of the mean loss where all
     ranks have equally many rows; "sum" is the sum. Gradients travel in buckets of at least `bucket_bytes`, while the
-    backward still runs. A parameter that no rank used has grad None. Gradients are views of one arena, which the next
-    backward writes again: what you keep beyond zero_grad(), clone. torch.autograd.grad gives this rank's own gradients,
-    and an optimizer that steps inside the backward (in hooks on parameters) sees local ones.
+    backward still runs, by `algorithm` as in AllReduce. A parameter that no rank used has grad None. Gradients are
+    views of one arena, which the next backward writes again: what you keep beyond zero_grad(), clone.
+    torch.autograd.grad gives this rank's own gradients, and an optimizer that steps inside the backward (in hooks on
+    parameters) sees local ones.
 
     All ranks make the same synchronised backwards in the same order, else CollectiveMismatch on all; for unequal
     numbers of batches see `join`. Models may share a backward. A parameter to be unfrozen later must require a gradient
@@ -46,9 +47,17 @@ class DataParallel(nn.Module):
     Raises ValueError for a model that cannot train this way, AgreedError on all ranks where they built different ones.
     """
 
-    def __init__(self, module: nn.Module, mesh: Mesh, reduction: str = "mean", bucket_bytes: int = 1 << 20):
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        reduction: str = "mean",
+        bucket_bytes: int = 1 << 20,
+        algorithm: str = "auto",
+    ):
         super().__init__()
         check_reduction(reduction)
+        check_algorithm(algorithm, mesh.data.ring)
         if bucket_bytes < 1:
             raise ValueError(f"DataParallel: bucket_bytes={bucket_bytes} is less than 1")
         check_trainable(module)
@@ -57,9 +66,9 @@ class DataParallel(nn.Module):
         self._mesh, self._group = mesh, mesh.data
         self._wrapped = parameters = dict(module.named_parameters())
         trained = [f"{name} requires a gradient" for name, each in parameters.items() if each.requires_grad]
-        settings = [f"reduction={reduction!r}", f"bucket_bytes={bucket_bytes}"]
+        settings = [f"reduction={reduction!r}", f"bucket_bytes={bucket_bytes}", f"algorithm={algorithm!r}"]
         share_first({**parameters, **dict(module.named_buffers())}, mesh.data, trained + settings)
-        self._gradients = GlobalGradients(parameters, mesh, reduction, bucket_bytes)
+        self._gradients = GlobalGradients(parameters, mesh, reduction, bucket_bytes, algorithm)
         self._accumulators = {name: accumulator(each) for name, each in self._gradients.parameters.items()}
         self._nodes = frozenset(self._accumulators.values())
         for name, parameter in self._gradients.parameters.items():

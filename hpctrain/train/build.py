@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hpctrain.comm.allreduce import check_algorithm
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
@@ -93,13 +94,14 @@ def build_executor(
     check_found(described, modules)
     names += list(modules)
     batches = KeptBatches(batches) if described else batches
-    gradients = FlatGradients(stage.named_parameters(), allocate, config.bucket_bytes)
+    gradients = build_gradients(config, stage, mesh, roles)
     if not names:
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
     make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches))
     trained = list(gradients.parameters.values())
     optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
-    update = make(stage, gradients, optimizer, mesh, names, tied, on_nan=config.on_nan, clip_norm=config.clip_norm)
+    how = {"on_nan": config.on_nan, "clip_norm": config.clip_norm, "allreduce": config.allreduce}
+    update = make(stage, gradients, optimizer, mesh, names, tied, **how)
     splits = SCHEDULES[config.schedule].splits_backward
     split = SplitBackward(stage.layers, stage.named_parameters()) if splits else None
     passes = Passes(stage, batches, task.loss, Links(mesh, len(stage.parts)), update, config.recompute, split)
@@ -110,6 +112,19 @@ def build_executor(
 
 def _optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return build_optimizer(config.optimizer, parameters, config.lr, config.momentum, config.weight_decay)
+
+
+def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | None) -> FlatGradients:
+    """In memory that the replicas share, where they sum them up there. Collective."""
+    with agreed(mesh.everybody):
+        try:
+            check_algorithm(config.allreduce, mesh.data.ring)
+        except ValueError:
+            raise AgreedError("--allreduce windows: the replicas share no memory; auto takes the ring there") from None
+    summed_here = roles is None or config.dense_via == "ring"
+    by_ring = config.allreduce == "ring" or config.shard_optimizer
+    memory = mesh.data.allocate if summed_here and not by_ring else allocate
+    return FlatGradients(stage.named_parameters(), memory, config.bucket_bytes)
 
 
 def build_part(

@@ -23,12 +23,14 @@ class GlobalGradients:
     adds, `before`. Models that share a backward all start before the first one waits.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], mesh: Mesh, reduction: str, bucket_bytes: int):
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], mesh: Mesh, reduction: str, bucket_bytes: int, algorithm: str
+    ):
         group = mesh.add_group()
         self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
-        self._flat = FlatGradients(parameters, allocate, bucket_bytes)
+        self._flat = FlatGradients(parameters, allocate if algorithm == "ring" else group.allocate, bucket_bytes)
         self._flat.attach(())
-        self._sums = Reduction(self._flat, group.ring)
+        self._sums = Reduction(self._flat, group.ring, algorithm)
         self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll
         self.parameters, self.counters = self._flat.parameters, group.ring.counters
         self._mean = reduction == "mean"

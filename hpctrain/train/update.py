@@ -58,12 +58,13 @@ class Update:
         on_nan: str = "stop",
         clip_norm: float | None = None,
         lookups: Lookups | None = None,
+        allreduce: str = "auto",
     ):
         self.lookups = lookups
         self._rows: Rows = {}  # sums over all replicas
         self.stage, self.gradients, self.optimizer, self.mesh = stage, gradients, optimizer, mesh
         self.tied, self.on_nan, self.clip_norm = tied, on_nan, clip_norm
-        self.reduction = Reduction(gradients, mesh.data.ring)
+        self.reduction = Reduction(gradients, mesh.data.ring, allreduce)
         self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
         self._parameters = list(stage.named_parameters().values())
         self.items_seen = 0.0  # by this replica, which its running statistics weigh by

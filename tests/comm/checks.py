@@ -7,10 +7,13 @@ where something must be. Each is collective, and ends also where something is wr
 import hashlib
 import os
 import random
+import re
 import time
 
 import numpy as np
 
+from hpctrain.comm.node import join_node
+from hpctrain.comm.node_sum import NodeSum
 from hpctrain.comm.ring import Ring
 from hpctrain.comm.signature import CollectiveMismatch
 from tests.comm.arrays import Guarded, bits_dtype, expected_sum, same, share
@@ -116,49 +119,54 @@ def buffer_rules(comm, seed=0, laziness=5) -> list[str]:
     return sorted(set(problems + watched.problems))
 
 
-def disagreement(comm, seed, calls=None, odd=None) -> list[str]:
+def disagreement(comm, seed, calls=None, odd=None, in_node=False) -> list[str]:
     """One rank makes another call than the others: everybody's call ends with the error that names both.
 
     First come calls on which all agree; some of them are still under way then. `calls`: what the others call and what
     rank `odd` calls, as (operation, dtype, length, name); drawn from `seed` by default. `comm` is not used again.
+    `in_node`: all-reduces go through shared memory.
     """
     rng = random.Random(seed)
     odd = rng.randrange(comm.size) if odd is None else odd
     usual, other = calls or rng.sample(CALLS, 2)
     watched = WatchedComm(comm)
     ring = Ring(watched, segment_bytes=rng.choice([1000, 1 << 20]))
-    lengths = [rng.choice([0, 5, 3000]) for _ in range(rng.randrange(4))]
-    agreed = [ring.all_reduce(np.ones(length), "agreed") for length in lengths]
+    if in_node:
+        join_node(ring, stage_bytes=8 << 10)
+    lengths = [rng.choice([0, 5, 3000, 5000]) for _ in range(rng.randrange(4))]
+    agreed = [_made(ring, "all_reduce", np.ones(length), "agreed") for length in lengths]
     under_way = rng.randint(0, len(agreed))
     try:
         for collective in agreed:
             collective.start()
         for collective in agreed[under_way:]:
             collective.wait()
-        _call(ring, other if comm.rank == odd else usual).wait()
+        operation, dtype, length, name = other if comm.rank == odd else usual
+        _made(ring, operation, np.ones(length, dtype), name).wait()
         problems = ["the calls were taken for the same"]
     except CollectiveMismatch as error:
-        problems = _unnamed(str(error), comm.size, odd, usual, other) + _accepted(ring, agreed)
+        problems = _unnamed(str(error), odd, usual, other) + _accepted(ring, agreed)
     ring.close()
     left = [request for request in watched.pending if request.what == "receive"]
     problems += [f"MPI still fills the memory of {len(left)} receives"] if left else []
     return [f"seed {seed}, rank {odd} calls {other} instead of {usual}: {problem}" for problem in problems]
 
 
-def _call(ring, call):
-    operation, dtype, length, name = call
-    return getattr(ring, operation)(np.ones(length, dtype), name)
+def _made(ring, operation, array, name):
+    if operation == "all_reduce" and ring.node is not None:
+        return NodeSum(ring.node, array, name)
+    return getattr(ring, operation)(array, name)
 
 
-def _unnamed(text, size, odd, usual, other) -> list[str]:
-    """What the error should name and does not: the odd rank's call and that of a neighbour of it."""
-    first = text.partition(", but ")[0]
-    neighbour = (odd + 1) % size if f"rank {odd} " in first else (odd - 1) % size
-    missing = []
-    for rank, (operation, dtype, length, name) in ((odd, other), (neighbour, usual)):
-        words = (f"rank {rank} ", f" {operation} ", f"'{name}'", f"{np.dtype(dtype).str[1:]} x {length}")
-        missing += [f"'{word}' is not in '{text}'" for word in words if word not in text]
-    return missing
+def _unnamed(text, odd, usual, other) -> list[str]:
+    """What the error should name and does not: the odd rank's call and that of another one."""
+    calls = re.findall(r"rank (\d+) call \d+ (\w+) '(\w+)' \((\S+) x (\d+)\)", text)
+    named = {int(rank) == odd: call for rank, *call in calls}
+    wanted = {
+        odds: [call[0], call[3], np.dtype(call[1]).str[1:], str(call[2])]
+        for odds, call in ((True, other), (False, usual))
+    }
+    return [] if named == wanted else [f"'{text}' names {calls}"]
 
 
 def _accepted(ring, collectives) -> list[str]:

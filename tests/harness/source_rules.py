@@ -41,6 +41,8 @@ ALLOWED = {  # what has no form that doesn't block; each stands behind a polite 
     ("comm/mesh.py", "Split"),
     ("comm/group.py", "Free"),
     ("comm/abort.py", "Finalize"),
+    ("comm/windows.py", "Allocate_shared"),
+    ("comm/windows.py", "Free"),
 }
 STATE = {"rank", "size", "world", "comm", "communicator"}
 

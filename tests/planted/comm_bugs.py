@@ -59,7 +59,7 @@ class OtherOrder:
 def _overwrite_while_it_is_sent(self):
     if not hasattr(self, "planted"):
         self.planted = True
-        self._native.message(0, len(self._native))[:] ^= 1
+        self.native.message(0, len(self.native))[:] ^= 1
     return _retire_sends(self)
 
 

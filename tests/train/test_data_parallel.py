@@ -117,7 +117,7 @@ def test_a_forward_without_gradients_says_nothing(mesh):
 def test_accumulation_moves_gradients_once_an_update(mesh):
     sent = {}
     for pieces in (1, 4):
-        model = DataParallel(net(), mesh)
+        model = DataParallel(net(), mesh, algorithm="ring")
         before = model._gradients.counters.bytes_sent
         for piece in range(pieces - 1):
             with model.no_sync():

@@ -1,0 +1,197 @@
+"""The ranks of a node, which sum up straight from each other's memory.
+
+    entry   | arrive: the rank's numbers are there     | every rank announces each of these on its board, and comes
+            | reduce: its chunk is summed, or all of it | to the next when all others have announced the one before;
+            | finish: the sums are taken over           | so no rank waits for more than it needs
+
+All entries go through in the order of the calls; several are under way at a time, each as far as it can be.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.comm.board import ARRIVED, DONE, NBYTES, REDUCED, SLOTS, Board
+from hpctrain.comm.buffer import allocate
+from hpctrain.comm.environment import SHARED_MEMORY, shared_memory_free
+from hpctrain.comm.ring import Ring
+from hpctrain.comm.windows import PAGE, Window
+
+FLAT_BYTES = 32 << 10  # up to here every rank sums up everything: one wait instead of two
+STAGE_BYTES = 1 << 20  # of a rank's numbers that come from elsewhere, at a time
+NUM_STAGES = 2
+BLOCK_BYTES = 128 << 10  # summed at a time, so that it stays in the cache until it is written to all
+PATIENCE = 2e-4  # seconds of polling before a rank waits as it does for messages
+NUM_SPINS = 100  # polls before the core is given to others, where each rank has one
+_STAGES_AT = -(-NBYTES // 64) * 64
+
+
+class Node:
+    """All ranks of `ring`, where they share one node. Collective; `stage_bytes` 0: it sums up only its own memory."""
+
+    def __init__(self, ring: Ring, stage_bytes: int = STAGE_BYTES):
+        self.ring, self.rank, self.size, self.stage_bytes = ring, ring.rank, ring.size, stage_bytes
+        self._flat_at = _rounded(_STAGES_AT + NUM_STAGES * stage_bytes)  # in the part of rank 0
+        window = Window(ring.comm, self._flat_at + (self.flat_bytes(self.size) if self.rank == 0 else 0))
+        self.windows = [window]
+        self.board, self._fence = Board(window, self.rank), window.fence
+        self.scratch = allocate(2 * max(BLOCK_BYTES, FLAT_BYTES + 16 * self.size))  # 16-bit floats become twice as long
+        self.num_staged = 0  # entries, so far
+        self.last_staged = [0] * NUM_STAGES
+        self._entries: deque = deque()
+        self._num_submitted = self._num_arrived = self._num_reduced = 0  # the latter two: of those under way
+        self._num_spins = NUM_SPINS if self.size <= len(os.sched_getaffinity(0)) else 1
+        self.sums: weakref.WeakSet = weakref.WeakSet()
+
+    @staticmethod
+    def flat_bytes(size: int) -> int:
+        """For few numbers of `size` ranks in each slot, chunks rounded up to one length."""
+        return SLOTS * size * (FLAT_BYTES + 16 * size)
+
+    @staticmethod
+    def bytes_needed(size: int, stage_bytes: int) -> int:
+        """Of shared memory, for all `size` ranks."""
+        return size * _rounded(_STAGES_AT + NUM_STAGES * stage_bytes) + Node.flat_bytes(size)
+
+    def flat_memory(self, slot: int) -> np.ndarray:
+        """What all ranks write few numbers to, and read them from."""
+        length = self.flat_bytes(self.size) // SLOTS
+        return self.windows[0].parts[0][self._flat_at + slot * length : self._flat_at + (slot + 1) * length]
+
+    def stage_views(self, stage: int, dtype: np.dtype) -> list[np.ndarray]:
+        """The memory of all ranks for numbers that are copied in and out."""
+        begin = _STAGES_AT + stage * self.stage_bytes
+        return [part[begin : begin + self.stage_bytes].view(dtype) for part in self.windows[0].parts]
+
+    def submit(self, entry) -> None:
+        """It goes through when those before it have. The same entries in the same order on all ranks."""
+        self._num_submitted += 1
+        entry.number = self._num_submitted
+        self._entries.append(entry)
+
+    def advance(self) -> None:
+        """Moves on everything that waits for nobody. Raises CollectiveMismatch."""
+        board, entries = self.board, self._entries
+        while self._num_arrived < len(entries):
+            entry = entries[self._num_arrived]
+            if not (board.reached(DONE, entry.number - SLOTS) and entry.has_room()):
+                break
+            entry.arrive()
+            board.post(entry.number, entry.sum.call, entry.sum.stamp, entry.sum.words)
+            self._fence()
+            board.announce(ARRIVED, entry.number)
+            self._num_arrived += 1
+        while self._num_reduced < self._num_arrived and board.reached(ARRIVED, entries[self._num_reduced].number):
+            self._reduce(entries[self._num_reduced])
+            self._num_reduced += 1
+        while self._num_reduced and (entries[0].is_alone or board.reached(REDUCED, entries[0].number)):
+            entry = entries.popleft()
+            self._num_arrived -= 1
+            self._num_reduced -= 1
+            self._fence()
+            entry.finish()
+            self._fence()
+            board.announce(DONE, entry.number)
+            entry.sum.count_done()
+
+    def _reduce(self, entry) -> None:
+        self._fence()
+        other = self.board.who_disagrees(entry.number, entry.sum.stamp)
+        if other is not None:
+            self.ring.channel.refuse(self.board.signature(other, entry.number, other), entry.sum.signature())
+        with np.errstate(all="ignore"):
+            entry.reduce()
+        self._fence()
+        self.board.announce(REDUCED, entry.number)
+
+    def wait_briefly(self, is_done) -> None:
+        """Polls for as long as others that run take to answer."""
+        spins, until = self._num_spins, time.perf_counter() + PATIENCE
+        while not is_done():
+            for _ in range(spins):
+                self.advance()
+                if is_done():
+                    return
+            os.sched_yield()
+            if time.perf_counter() > until:
+                return
+
+    def locate(self, values: np.ndarray) -> tuple[int, int] | None:
+        """The number of the window that holds the array, and where in this rank's part it lies."""
+        address = values.ctypes.data
+        for number, window in enumerate(self.windows[1:], 1):
+            offset = window.offset_of(address, values.nbytes)
+            if offset is not None:
+                return number, offset
+        return None
+
+    def allocate(self, nbytes: int) -> np.ndarray | None:
+        """This rank's part of further shared memory, zeros; None on all ranks where it does not fit. Collective."""
+        self.ring.agree("allocate", "uint8", nbytes)
+        if not has_room(self.ring, self.size * nbytes):
+            return None
+        self.windows.append(Window(self.ring.comm, nbytes))
+        return self.windows[-1].own[:nbytes]
+
+    def close(self) -> None:
+        """Gives back the windows that no rank looks at any more. Collective, when nothing is under way."""
+        for each in list(self.sums):
+            each.release()
+        del self.board
+        for window in self.windows:
+            window.release()
+        held = np.array([window.is_held for window in self.windows], np.int32)
+        self.ring.one_shot(held, "windows in use").start().wait()
+        self.ring.agree("free")
+        for window, num_holders in zip(self.windows, held):
+            if num_holders == 0:
+                window.free()
+        self.windows = []
+
+
+def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES) -> None:
+    """Gives the ring its node, where all its ranks share one and there is room. Collective."""
+    if ring.size == 1:
+        return
+    names = np.zeros(ring.size, np.int64)
+    names[ring.rank] = name_of_node()
+    ring.one_shot(names, "nodes").start().wait()
+    if (names == names[0]).all() and has_room(ring, Node.bytes_needed(ring.size, stage_bytes)):
+        ring.agree("windows")
+        ring.node = Node(ring, stage_bytes)
+        ring.agree("windows are clear")  # of zeros that an owner would write over numbers of the others
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def name_of_node() -> int:
+    """The same for processes that MPI lets share memory: one host name, one kernel, one /dev/shm."""
+    from mpi4py import MPI
+
+    parts = [MPI.Get_processor_name()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(os.stat(SHARED_MEMORY).st_dev)]
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
+
+
+def has_room(ring: Ring, nbytes: int) -> bool:
+    """Whether /dev/shm takes so many bytes, and as many again for others. Collective, told once."""
+    free = shared_memory_free()
+    lacking = np.array([free is not None and free < 2 * nbytes], np.int32)
+    ring.one_shot(lacking, "room in shared memory").start().wait()
+    if lacking[0] and ring.rank == 0:
+        print(
+            f"hpctrain: {SHARED_MEMORY} has {(free or 0) >> 20} MiB free, and {2 * nbytes >> 20} are wanted: sums go "
+            "by messages, which is slower; in a container: --shm-size=1g",
+            file=sys.stderr,
+        )
+    return not lacking[0]

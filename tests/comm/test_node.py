@@ -1,0 +1,202 @@
+"""Sums through shared memory: right bits, the same on all ranks, nothing else touched; who disagrees is told."""
+
+import gc
+import random
+
+import numpy as np
+import pytest
+
+from hpctrain import AllReduce, Mesh
+from hpctrain.comm import node as node_module
+from hpctrain.comm.allreduce import all_reduce
+from hpctrain.comm.node import FLAT_BYTES, Node, join_node
+from hpctrain.comm.node_sum import NodeSum
+from hpctrain.comm.ring import Ring
+from hpctrain.comm.signature import CollectiveMismatch
+from tests.comm import checks, node_checks
+from tests.comm.arrays import FLOATS, INTEGERS
+from tests.comm.test_mismatch import DIFFERENT
+
+pytestmark = pytest.mark.mpi(min_size=2)
+PLACES = ("window", "elsewhere")
+AROUND = [FLAT_BYTES + delta for delta in (-8, 0, 8)]  # bytes
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_every_dtype_gives_the_sum(comm, peers, shared_seed, dtype, place):
+    size = np.dtype(dtype).itemsize
+    lengths = [0, 1, comm.size - 1, comm.size + 1, 40, *(nbytes // size for nbytes in AROUND), 30_011, 100_003]
+    assert node_checks.sums(comm, peers, dtype, lengths, place, seed=shared_seed) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_bfloat16_is_summed_in_float32(comm, peers, shared_seed, place):
+    if comm.size > 3:
+        pytest.skip("three ranks show the order of a sum; torch takes long to start on each")
+    pytest.importorskip("torch")
+    assert node_checks.sums(comm, peers, "bfloat16", [0, 5, 20_000, 200_001], place, seed=shared_seed) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("block_bytes", [64, 1000])
+def test_every_size_of_block_and_stage_gives_the_sum(comm, peers, shared_seed, monkeypatch, place, block_bytes):
+    monkeypatch.setattr("hpctrain.comm.node_sum.BLOCK_BYTES", block_bytes)
+    lengths = [9000, 10_001]
+    assert node_checks.sums(comm, peers, "float64", lengths, place, stage_bytes=4096, seed=shared_seed) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_many_calls_may_be_under_way(comm, peers, shared_seed, place):
+    """More than a board has slots for; begun together, waited for in another order on each rank."""
+    lengths = random.Random(shared_seed).choices([0, 3, 4096, 4097, 9000], k=50)
+    assert node_checks.sums(comm, peers, "float64", lengths, place, stage_bytes=8192, seed=shared_seed) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_who_is_held_up_changes_nothing(comm, peers, shared_seed, place):
+    lengths = [9000, 5000, 30_000]
+    how = {"stage_bytes": 4096, "seed": shared_seed, "held_up": True}
+    assert node_checks.sums(comm, peers, "float64", lengths, place, **how) == []
+
+
+@pytest.mark.parametrize("bug", node_checks.BUGS)
+def test_the_checks_see_a_planted_bug(comm, peers, monkeypatch, bug):
+    target, attribute, planted, place, lengths = node_checks.BUGS[bug]
+    monkeypatch.setattr(target, attribute, planted)
+    found = node_checks.sums(comm, peers, "float64", lengths, place, stage_bytes=4096, held_up=True)
+    assert any(peers.everybody(found))
+
+
+@pytest.mark.parametrize("length", [10, 10_000])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_mean_is_divided_once_and_may_be_started_again(comm, peers, place, length):
+    with Mesh(comm) as mesh:
+        mean = AllReduce(mesh, "mean")
+        array = mean.empty(length, np.float64) if place == "window" else np.empty(length)
+        operation = mean.prepare(array, "mean")
+        assert operation.algorithm == "windows"
+        for turn in range(3):
+            array[:] = comm.rank + turn
+            operation.start().wait()
+            assert (array == (comm.size - 1) / 2 + turn).all()
+        del array, operation
+
+
+def test_no_message_carries_data(comm):
+    with Mesh(comm) as mesh:
+        array = AllReduce(mesh).empty(100_000)
+        before = vars(mesh.data.ring.counters).copy()
+        AllReduce(mesh)(array)
+        assert vars(mesh.data.ring.counters) == before
+        del array
+
+
+@pytest.mark.parametrize("calls", DIFFERENT.values(), ids=DIFFERENT)
+def test_the_first_or_the_last_rank_may_differ(fresh_comm, peers, calls):
+    for odd in {0, peers.size - 1}:
+        assert checks.disagreement(fresh_comm(), seed=odd, calls=calls, odd=odd, in_node=True) == []
+
+
+def test_random_disagreements_all_end_with_the_error(fresh_comm, shared_seed):
+    for turn in range(20):
+        assert checks.disagreement(fresh_comm(), shared_seed + turn, in_node=True) == []
+
+
+def test_an_array_elsewhere_on_one_rank_is_told(fresh_comm):
+    ring = Ring(fresh_comm())
+    join_node(ring)
+    shared = ring.node.allocate(1 << 20).view("f8")
+    array = np.zeros(len(shared)) if ring.rank == 0 else shared
+    with pytest.raises(CollectiveMismatch, match="all lie in shared memory, at one place there, or all elsewhere"):
+        NodeSum(ring.node, array, "sum").wait()
+    ring.close()
+
+
+def test_shared_memory_of_another_length_is_told(fresh_comm):
+    ring = Ring(fresh_comm())
+    join_node(ring)
+    with pytest.raises(CollectiveMismatch, match="allocate"):
+        ring.node.allocate(1000 + ring.rank)
+    ring.close()
+
+
+def test_a_barrier_on_one_rank_is_told_to_those_that_sum(fresh_comm):
+    mesh = Mesh(fresh_comm())
+    with pytest.raises(CollectiveMismatch, match="barrier"):
+        if mesh.rank == 0:
+            mesh.barrier()
+        else:
+            AllReduce(mesh)(np.ones(3), "loss")
+
+
+def test_memory_that_somebody_looks_at_stays_when_the_mesh_is_closed(comm):
+    with Mesh(comm) as mesh:
+        array = AllReduce(mesh).empty(5000)
+        array[:] = 1
+        AllReduce(mesh)(array)
+    assert (array == comm.size).all()
+    array[:] = 2
+    assert array.sum() == 10_000
+
+
+def test_memory_that_nobody_looks_at_is_given_back(comm, peers):
+    mesh = Mesh(comm)
+    array = AllReduce(mesh).empty(5000)
+    operation = AllReduce(mesh).prepare(array, "kept")  # which alone keeps no memory
+    operation.start().wait()
+    windows = list(mesh.data.ring.node.windows)
+    del array
+    gc.collect()
+    mesh.close()
+    with pytest.raises(RuntimeError, match="the ring is closed"):
+        operation.start()
+    assert [window.is_held for window in windows] == [False, False]
+    assert [bool(window._window) for window in windows] == [False, False]
+
+
+def test_without_room_in_shared_memory_sums_go_by_messages(comm, peers, monkeypatch, capfd):
+    if comm.rank == comm.size - 1:  # one rank that sees too little is enough
+        monkeypatch.setattr(node_module, "shared_memory_free", lambda: 10 << 20)
+    with Mesh(comm) as mesh:
+        reduce = AllReduce(mesh)
+        assert reduce.prepare(np.ones(5), "sum").algorithm == "ring"
+        array = reduce.empty((3, 5))
+        array[:] = 1
+        assert (reduce(array) == comm.size).all()
+        with pytest.raises(ValueError, match="algorithm='windows': the ranks share no memory"):
+            AllReduce(mesh, algorithm="windows")
+    told = peers.everybody(capfd.readouterr().err)
+    assert told[0].count("MiB free") == 1 and "--shm-size=1g" in told[0] and not any(told[1:])
+
+
+def test_on_two_nodes_there_is_no_shared_memory(comm, monkeypatch):
+    monkeypatch.setattr(node_module, "name_of_node", lambda: comm.rank // (comm.size - 1))
+    with Mesh(comm) as mesh:
+        assert mesh.data.ring.node is None
+        assert (AllReduce(mesh)(np.ones(5)) == comm.size).all()
+
+
+def test_the_algorithm_may_be_chosen(comm):
+    with Mesh(comm) as mesh:
+        array = np.ones(1 << 20)
+        wanted = {"auto": "ring", "ring": "ring", "windows": "windows"}
+        assert {each: AllReduce(mesh, algorithm=each).prepare(array).algorithm for each in wanted} == wanted
+        with pytest.raises(ValueError, match="algorithm='fast': it is auto, ring, windows"):
+            AllReduce(mesh, algorithm="fast")
+        assert all_reduce(mesh.data.ring, array[:5]).algorithm == "windows"
+
+
+def test_who_waits_for_a_sum_uses_next_to_nothing(comm, peers):
+    with Mesh(comm) as mesh:
+        prepare = lambda: ((lambda: AllReduce(mesh)(np.ones(9))), (lambda: None))  # noqa: E731
+        problems, _ = checks.waiting(comm, peers, prepare, seconds=0.4)
+        assert problems == []
+
+
+def test_what_a_node_needs_is_what_it_takes(comm):
+    ring = Ring(comm)
+    join_node(ring, stage_bytes=1 << 16)
+    taken = sum(part.size for part in ring.node.windows[0].parts)
+    ring.close()
+    assert 0 <= taken - Node.bytes_needed(comm.size, 1 << 16) < 4096
