@@ -52,6 +52,14 @@ def test_what_is_written_is_read_again(tmp_path):
         (["--lr-min", "0.1"], "--lr-min 0.1: should be at most --lr 0.003"),
         (["--clip-norm", "0"], "--clip-norm: expected a number > 0, got 0.0"),
         (["--tensorboard", "yes"], "yes: no such flag; --help lists the flags"),
+        (["--shard-optimizer", "--servers", "2"], "--shard-optimizer: leave --servers 2 out, they step"),
+        *(
+            (
+                ["--shard-optimizer", "--schedule", name],
+                f"--shard-optimizer: --schedule {name} has no flush, at which weights come together; take 1f1b",
+            )
+            for name in ("1f1b-async", "2bw")
+        ),
         (["--early-stop", "loss:3"], "--early-stop loss:3: needs --eval-every N, the steps between evaluations"),
         *(
             (

@@ -111,6 +111,9 @@ class Config:
         above=0,
         metavar="NORM",
     )
+    shard_optimizer: bool = flag(
+        False, "each replica holds the state of the optimizer for its share of the weights only, and steps that"
+    )
     precision: str = flag(
         "float32",
         "of weights and arithmetic (bf16-mixed: weights in float32, products in bfloat16)",
@@ -157,6 +160,7 @@ class Config:
             if self.eval_every is None:
                 raise UsageError(f"--early-stop {self.early_stop}: needs --eval-every N, the steps between evaluations")
         self._check_schedule()
+        self._check_shard_optimizer()
         check_servers(self)
 
     def _check_schedule(self) -> None:
@@ -171,6 +175,16 @@ class Config:
             raise UsageError(
                 f"--on-nan skip: --schedule {self.schedule} never waits for all stages; take stop, or 1f1b"
             )
+
+    def _check_shard_optimizer(self) -> None:
+        if self.shard_optimizer and self.servers:
+            raise UsageError(f"--shard-optimizer: leave --servers {self.servers} out, they step")
+        if self.shard_optimizer and not SCHEDULES[self.schedule].flushes:
+            raise UsageError(
+                f"--shard-optimizer: --schedule {self.schedule} has no flush, at which weights come together; take 1f1b"
+            )
+        if self.shard_optimizer and self.allreduce == "windows":
+            raise UsageError("--shard-optimizer: sums and weights go along the ring; leave --allreduce windows out")
 
 
 def early_stop_rule(text: str) -> tuple[str, int, str]:

@@ -14,18 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
+from hpctrain.model.buckets import Bucket, Buckets
+
 ALIGNMENT = 64  # bytes, for each parameter's gradient
 
 
-class Bucket:
-    """Consecutive gradients of one dtype that travel together: `flat` is their part of the arena, padding included."""
-
-    def __init__(self, names: list[str], flat: torch.Tensor):
-        self.names = names
-        self.flat = flat
-
-
-class FlatGradients:
+class FlatGradients(Buckets):
     """Gradients of `parameters` (by name, in layer order), those that require none left out.
 
     `allocate(nbytes)` gives the arena as a writable uint8 array. A bucket is closed when it holds `bucket_bytes` or
@@ -36,8 +30,7 @@ class FlatGradients:
     def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, bucket_bytes: int):
         self.parameters = {name: p for name, p in reversed(parameters.items()) if p.requires_grad}
         self.touched = dict.fromkeys(self.parameters, False)
-        self.buckets: list[Bucket] = []
-        self.views: dict[str, torch.Tensor] = {}
+        self.buckets, self.views = [], {}
         self.on_ready: Callable[[int], None] = lambda number: None
         self.on_gradient: Callable[[], None] = lambda: None
         self._allocate_views(_cut(self.parameters, bucket_bytes), allocate)
@@ -151,32 +144,12 @@ class FlatGradients:
         while self._num_ready < len(self.buckets):
             self._report()
 
-    def scale(self, factor: float) -> None:
-        for bucket in self.buckets:
-            bucket.flat.mul_(factor)
-
     def clip(self, longest: float) -> float:
         """Shortens the attached gradients together to norm `longest` where they are longer; returns their norm before.
 
         As torch's clip_grad_norm_ over the parameters in layer order, bit for bit.
         """
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values())[::-1], longest))
-
-    def squared_norm(self, names: Iterable[str]) -> float:
-        """The sum of the squares of these gradients, in double precision."""
-        return sum(float(torch.linalg.vector_norm(self.views[name], dtype=torch.float64)) ** 2 for name in names)
-
-    def shorten(self, longest: float, norm: float) -> float:
-        """As `clip`, where `norm` is that of more gradients than these; returns what they were multiplied by."""
-        factor = min(1.0, longest / (norm + 1e-6))
-        self.scale(factor)
-        return factor
-
-    def not_finite(self, bucket: Bucket) -> str | None:
-        """Name of the first parameter of the bucket whose gradient holds NaN or infinity, or None."""
-        if torch.isfinite(bucket.flat.sum()):
-            return None  # a sum is one pass over memory, and nothing that is not finite gets lost in it
-        return next((name for name in bucket.names if not torch.isfinite(self.views[name]).all()), None)
 
     def close(self) -> None:
         for hook in self._hooks:

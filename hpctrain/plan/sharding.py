@@ -33,6 +33,11 @@ def cut_dense(segments: Iterable[Segment], num_elements: int, num_servers: int) 
     segments = list(segments)
     for piece in split_evenly(blocks, num_servers):
         start, stop = (min(num_elements, border * ALIGNMENT) for border in (piece.start, piece.stop))
-        inside = [Segment(each.name, max(each.start, start), min(each.stop, stop)) for each in segments]
-        parts.append(DensePart(start, stop, [each for each in inside if each.start < each.stop]))
+        parts.append(DensePart(start, stop, within(segments, start, stop)))
     return parts
+
+
+def within(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
+    """What of the segments lies in [start, stop); those of which nothing does are left out."""
+    inside = (Segment(each.name, max(each.start, start), min(each.stop, stop)) for each in segments)
+    return [each for each in inside if each.start < each.stop]

@@ -36,7 +36,7 @@ from hpctrain.train.start import start_equal
 from hpctrain.train.straggle import Straggle
 from hpctrain.train.tables import Tables, check, check_found, tables_of, with_lookups
 from hpctrain.train.tied import TiedWeights
-from hpctrain.train.which_update import build_update
+from hpctrain.train.which_update import build_shard, build_update
 
 EXAMPLE_ROWS = 2  # that rank 0 sends through the model to count what its layers cost
 
@@ -97,8 +97,9 @@ def build_executor(
     gradients = build_gradients(config, stage, mesh, roles)
     if not names:
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
-    make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches))
-    trained = list(gradients.parameters.values())
+    shard = build_shard(config, mesh, gradients)
+    make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches), shard)
+    trained = list((shard or gradients).parameters.values())
     optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
     how = {"on_nan": config.on_nan, "clip_norm": config.clip_norm, "allreduce": config.allreduce}
     update = make(stage, gradients, optimizer, mesh, names, tied, **how)

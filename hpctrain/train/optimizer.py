@@ -15,3 +15,9 @@ def build_optimizer(name: str, parameters, lr: float, momentum: float, weight_de
         "adamw": torch.optim.AdamW,
     }
     return kinds[name](parameters, lr=lr, weight_decay=weight_decay)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    """What it holds beside the weights so far: moments, sums, counts of steps."""
+    states = optimizer.state.values() if optimizer is not None else ()
+    return sum(each.nbytes for state in states for each in state.values() if isinstance(each, torch.Tensor))

@@ -22,6 +22,7 @@ from hpctrain.train.checked import checked_baseline
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
 from hpctrain.train.final import final_weights, save
+from hpctrain.train.optimizer import state_bytes
 from hpctrain.train.pipeline_summary import pipeline_figures
 from hpctrain.train.process import settle
 from hpctrain.train.serve import part
@@ -159,9 +160,10 @@ def summarise(
     """The summary of a finished run, on every rank. Collective."""
     executor, grid = trainer.executor, mesh.grid
     waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
-    by_rank = mesh.world.all_gather_json([*sent(executor, mesh), facts.peak_memory_bytes(), waited])
-    data_share = [each[-1] for each in by_rank]
-    by_rank = [each[:-1] for each in by_rank] + [[*each["sent"], each["memory"]] for each in servers]
+    own = [*sent(executor, mesh), facts.peak_memory_bytes()]
+    by_rank = mesh.world.all_gather_json([*own, waited, state_bytes(executor.optimizer)])
+    data_share, optimizer_bytes = ([each[place] for each in by_rank] for place in (-2, -1))
+    by_rank = [each[:-2] for each in by_rank] + [[*each["sent"], each["memory"]] for each in servers]
     bytes_sent, messages, control, memory = map(list, zip(*by_rank))
     layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": len(servers), "ranks": len(by_rank)}
     return {
@@ -182,6 +184,7 @@ def summarise(
         **pipeline_figures(executor, clock.offset, trainer.longest_run, mesh),
         **service_figures(config, executor, trainer.state.seconds, servers, mesh),
         "peak_memory_bytes": memory,
+        "optimizer_state_bytes": optimizer_bytes,
         "weights_sha256": hashes["weights_sha256"],
         "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
     }

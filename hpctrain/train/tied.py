@@ -31,6 +31,11 @@ class TiedWeights:
         for names in self.sets if self._group is not None else ():
             self._broadcast(parameters, names[0], stages.index(described[names[0]].stage))
 
+    @property
+    def names(self) -> set[str]:
+        """Of this rank's parameters that other stages hold too."""
+        return set(self._held.values())
+
     def canonical(self, name: str) -> str:
         """The name, in model order the first, that stands for a parameter and all its copies."""
         return self._canonical.get(name, name)

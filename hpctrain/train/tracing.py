@@ -23,13 +23,25 @@ class Tracer:
 
     def _watch(self, action: Action, step: int, began: float, ended: float) -> None:
         self._step = step = step + 1  # as metrics.jsonl counts
-        if action.op in COMPUTES or action.op is Op.STEP:
+        if action.op in COMPUTES:
             self.trace.add("compute", str(action), began, ended, step)
+        elif action.op is Op.STEP:
+            self._add_step(str(action), began, ended, step)
         elif action.op in WAITS:
             self.trace.add("waiting", str(action), began, ended, step)
         if action.op is Op.REDUCE and self._executor.update.mesh.data.size > 1:
             for number, sum_ in enumerate(self._executor.update.reduction.collectives):
                 self.trace.add("communication", f"gradients {number}", sum_.began, sum_.began + sum_.seconds, step)
+
+    def _add_step(self, name: str, began: float, ended: float, step: int) -> None:
+        """An update; where weights of other replicas come at its end, it waits from there on."""
+        gathers = [each for each in self._executor.update.gathers if each.began >= began]
+        stepped = min((each.began for each in gathers), default=ended)
+        self.trace.add("compute", name, began, stepped, step)
+        if gathers:
+            self.trace.add("waiting", "GATHER", stepped, ended, step)
+        for number, each in enumerate(gathers):
+            self.trace.add("communication", f"weights {number}", each.began, each.began + each.seconds, step)
 
     def _sent(self, name: str, began: float, ended: float) -> None:
         self.trace.add("communication", name, began, ended, self._step)

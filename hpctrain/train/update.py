@@ -11,8 +11,10 @@ from itertools import chain
 
 import torch
 
+from hpctrain.comm.collective import Collective
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
+from hpctrain.model.optimizer_shard import OptimizerShard
 from hpctrain.model.stage import Stage
 from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import Action, Op
@@ -20,6 +22,7 @@ from hpctrain.train.agreement import Agreement
 from hpctrain.train.errors import AgreedError, NotFinite
 from hpctrain.train.lookups import Lookups, Rows
 from hpctrain.train.reduction import Reduction
+from hpctrain.train.sharded_reduction import ShardedReduction
 from hpctrain.train.statistics import RunningStatistics
 from hpctrain.train.tied import TiedWeights
 
@@ -46,6 +49,7 @@ class Update:
     """
 
     served = NOTHING  # what of the model servers hold
+    gathers: list[Collective] = []  # by which STEP brings weights that other replicas stepped
 
     def __init__(
         self,
@@ -64,7 +68,9 @@ class Update:
         self._rows: Rows = {}  # sums over all replicas
         self.stage, self.gradients, self.optimizer, self.mesh = stage, gradients, optimizer, mesh
         self.tied, self.on_nan, self.clip_norm = tied, on_nan, clip_norm
-        self.reduction = Reduction(gradients, mesh.data.ring, allreduce)
+        self.reduction = self._build_reduction(allreduce)
+        self.stepped: FlatGradients | OptimizerShard = gradients  # what the optimizer of this rank steps with
+        self._looks = mesh.replica == 0  # all replicas hold the bits of the same sums, so one of them looks at them
         self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
         self._parameters = list(stage.named_parameters().values())
         self.items_seen = 0.0  # by this replica, which its running statistics weigh by
@@ -73,6 +79,9 @@ class Update:
         self._agreement = Agreement(names, mesh)
         gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
         self.methods = {Op.REDUCE: self._reduce, Op.TIE: self._tie, Op.AGREE: self._agree, Op.STEP: self._step}
+
+    def _build_reduction(self, algorithm: str) -> Reduction | ShardedReduction:
+        return Reduction(self.gradients, self.mesh.data.ring, algorithm)
 
     def begin(self, step: int) -> None:
         """What comes next belongs to `step` (from 0)."""
@@ -147,21 +156,22 @@ class Update:
         touched = (name for name, touched in self.gradients.touched.items() if touched)
         self._agreement.touch(map(self.tied.canonical, touched))
         self._agreement.touch(self._rows)
-        if self.mesh.replica == 0:
+        if self._looks:
             self._look_at_sums()
         self._agreement.exchange()
 
     def _look_at_sums(self) -> None:
-        """Every share was finite; is their sum? All replicas hold the same bits, so one of them looks, and measures."""
+        """Every share was finite; is their sum? And what does it add to the norm?"""
+        dense, rows = self.stepped, self._rows if self.mesh.replica == 0 else {}
         summed = self.mesh.data.size > 1 or self.tied.adds_up
-        names = (self.gradients.not_finite(bucket) for bucket in self.gradients.buckets if summed)
-        rows = (name for name, (_, sums) in self._rows.items() if not torch.isfinite(sums).all())
-        name = next(chain((name for name in names if name is not None), rows), None)
+        names = (dense.not_finite(bucket) for bucket in dense.buckets if summed)
+        bad_rows = (name for name, (_, sums) in rows.items() if not torch.isfinite(sums).all())
+        name = next(chain((name for name in names if name is not None), bad_rows), None)
         if name is not None:
             self._agreement.report(self.tied.canonical(name), of_sum=True)
         elif self._needs_norm:
-            self._agreement.add_squared_norm(self.gradients.squared_norm(self.tied.own(self.gradients.parameters)))
-            for _, sums in self._rows.values():
+            self._agreement.add_squared_norm(dense.squared_norm(self.tied.own(dense.parameters)))
+            for _, sums in rows.values():
                 self._agreement.add_squared_norm(float(torch.linalg.vector_norm(sums, dtype=torch.float64)) ** 2)
 
     @property
@@ -187,12 +197,12 @@ class Update:
         touched, items = self._agreement.touched(), self._agreement.items
         if not touched:
             raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
-        self.gradients.scale(1.0 / items)
-        self.gradients.attach({name for name in self.gradients.parameters if self.tied.canonical(name) in touched})
+        self.stepped.scale(1.0 / items)
+        self.stepped.attach({name for name in self.stepped.parameters if self.tied.canonical(name) in touched})
         scale = 1.0 / items
         if self._needs_norm:
             norm = self.result.gradient_norm = self._agreement.norm / items
-            scale *= self.gradients.shorten(self.clip_norm, norm)
+            scale *= self.stepped.shorten(self.clip_norm, norm)
         elif self.clip_norm is not None:
             self.result.gradient_norm = self.gradients.clip(self.clip_norm)
         self.change(self.step_number)

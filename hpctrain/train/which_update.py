@@ -10,6 +10,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.gradients import FlatGradients
+from hpctrain.model.optimizer_shard import OptimizerShard
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.client import ServiceClient
@@ -20,14 +21,22 @@ from hpctrain.train.lookups import LocalRows, Lookups, ServedRows, Source
 from hpctrain.train.ring_and_servers import RingAndServers
 from hpctrain.train.served_update import ServedUpdate
 from hpctrain.train.service import describe
+from hpctrain.train.sharded_update import ShardedUpdate
 from hpctrain.train.tables import Tables, local_tables, service_settings, table_dtype, table_shapes
 from hpctrain.train.update import Update
 
 
 def build_update(
-    config: Config, mesh: Mesh, gradients: FlatGradients, roles: Roles | None, tables: Tables
+    config: Config,
+    mesh: Mesh,
+    gradients: FlatGradients,
+    roles: Roles | None,
+    tables: Tables,
+    shard: OptimizerShard | None = None,
 ) -> Callable[..., Update]:
     """What makes the update, from what all kinds of it need. Collective where there are servers."""
+    if shard is not None:
+        return partial(ShardedUpdate, shard=shard, lookups=_lookups(config, tables, local_rows(config, tables)))
     if roles is None:
         if not SCHEDULES[config.schedule].flushes:
             place = place_of(config, mesh.stage)
@@ -48,15 +57,22 @@ def local_rows(config: Config, tables: Tables) -> LocalRows:
     return LocalRows(local_tables(config, tables.tables, tables.modules))
 
 
-def flatten(gradients: FlatGradients) -> torch.Tensor:
+def build_shard(config: Config, mesh: Mesh, gradients: FlatGradients) -> OptimizerShard | None:
+    """What this replica's optimizer steps; None where that is everything."""
+    if not config.shard_optimizer or mesh.data.size == 1:
+        return None
+    return OptimizerShard(gradients, flatten(gradients, "--shard-optimizer"), mesh.data.rank, mesh.data.size)
+
+
+def flatten(gradients: FlatGradients, flag: str = "--servers") -> torch.Tensor:
     """One memory for all parameters, laid out as their gradients; the parameters lie in it from now on.
 
-    AgreedError where they have several dtypes.
+    AgreedError, with the `flag` that wants it, where they have several dtypes.
     """
     try:
         like = gradients.flat
     except ValueError as error:
-        raise AgreedError(f"--servers: {error}") from None
+        raise AgreedError(f"{flag}: {error}") from None
     flat = torch.from_numpy(allocate(like.nbytes)).view(like.dtype).zero_()
     for name, place in gradients.places.items():
         parameter = gradients.parameters[name]

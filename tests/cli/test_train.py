@@ -41,6 +41,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "staleness": type(None),
     "servers": type(None),
     "peak_memory_bytes": [int],
+    "optimizer_state_bytes": [int],
     "weights_sha256": str,
     "environment": dict,
     "trace": (dict, type(None)),

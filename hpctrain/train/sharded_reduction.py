@@ -1,0 +1,55 @@
+"""A reduce-scatter of each bucket of gradients; when its owners have stepped, an all-gather of its weights."""
+
+import statistics
+from collections import deque
+from collections.abc import Collection
+
+from hpctrain.comm.collective import Collective
+from hpctrain.comm.ring import Ring
+from hpctrain.model.gradients import FlatGradients
+from hpctrain.model.optimizer_shard import OptimizerShard
+from hpctrain.train.reduction import REMEMBERED
+
+
+class ShardedReduction:
+    """As Reduction, of whose sums each rank gets those that it owns; `gather_weights` then brings all weights to all.
+
+    Buckets with a parameter named in `shared` are summed whole, because more than their owner needs them.
+    """
+
+    def __init__(self, gradients: FlatGradients, shard: OptimizerShard, ring: Ring, shared: Collection[str] = ()):
+        self.collectives: list[Collective] = []
+        self.gathers: list[Collective] = []
+        self._shares: list[float] = []  # of a bucket's bytes, that each rank sends a step
+        for number, (bucket, weights) in enumerate(zip(gradients.buckets, shard.weights)):
+            is_whole = not set(bucket.names).isdisjoint(shared)
+            reduce = ring.all_reduce if is_whole else ring.reduce_scatter
+            self.collectives.append(reduce(bucket.flat, f"gradients {number}"))
+            self.gathers.append(ring.all_gather(weights, f"weights {number}"))
+            self._shares.append((2 + is_whole) * (ring.size - 1) / ring.size)
+        self._sizes = [weights.nbytes for weights in shard.weights]
+        self._seconds: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in self._sizes]
+
+    def start(self, number: int) -> None:
+        self.collectives[number].start()
+
+    def wait(self) -> None:
+        for collective in self.collectives:
+            collective.wait()
+
+    def gather_weights(self) -> None:
+        """Replaces all weights by those of their owners. Collective."""
+        for gathering in self.gathers:
+            gathering.start()
+        for reducing, gathering, seconds in zip(self.collectives, self.gathers, self._seconds):
+            gathering.wait()
+            seconds.append(reducing.seconds + gathering.seconds)
+
+    def figures(self) -> list[dict]:
+        """For each bucket: bytes, median seconds of both ways from start to end (waiting included), bytes/s."""
+        figures = []
+        for size, share, seconds in zip(self._sizes, self._shares, self._seconds):
+            median = statistics.median(seconds or [0.0])
+            bandwidth = share * size / median if median and share else None
+            figures.append({"algorithm": "ring", "bytes": size, "seconds": median, "bus_bandwidth": bandwidth})
+        return figures
