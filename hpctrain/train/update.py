@@ -5,7 +5,7 @@ happens at STEP: ragged batches, masks, schedules and layouts all give the gradi
 global batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -49,7 +49,7 @@ class Update:
     """
 
     served = NOTHING  # what of the model servers hold
-    gathers: list[Collective] = []  # by which STEP brings weights that other replicas stepped
+    gathers: Sequence[Collective] = ()  # by which STEP brings weights that other replicas stepped
 
     def __init__(
         self,

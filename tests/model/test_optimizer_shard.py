@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from hpctrain.comm.buffer import allocate
+from hpctrain.config import OPTIMIZERS
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.optimizer_shard import OptimizerShard
 from hpctrain.model.stage import Stage
 from hpctrain.train.optimizer import build_optimizer, state_bytes
 from hpctrain.train.which_update import flatten
-from tests.train.test_equivalence import OPTIMIZERS
 
 
 class Odd(nn.Module):
