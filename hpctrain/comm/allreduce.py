@@ -68,6 +68,8 @@ class AllReduce:
 
 def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto") -> Collective | NodeSum:
     """The sum over the ranks of `ring`, by the algorithm that is best for this array; not begun."""
+    if ring.size == 1:
+        return ring.all_reduce(array, name)
     buffer, node = as_buffer(array), ring.node
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None

@@ -101,10 +101,10 @@ def build_executor(
     make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches), shard)
     trained = list((shard or gradients).parameters.values())
     optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
-    how = {"on_nan": config.on_nan, "clip_norm": config.clip_norm, "allreduce": config.allreduce}
-    update = make(stage, gradients, optimizer, mesh, names, tied, **how)
-    splits = SCHEDULES[config.schedule].splits_backward
-    split = SplitBackward(stage.layers, stage.named_parameters()) if splits else None
+    update = make(stage, gradients, optimizer, mesh, names, tied, **_how_to_update(config))
+    split = (
+        SplitBackward(stage.layers, stage.named_parameters()) if SCHEDULES[config.schedule].splits_backward else None
+    )
     passes = Passes(stage, batches, task.loss, Links(mesh, len(stage.parts)), update, config.recompute, split)
     executor = Executor(passes, update, config.schedule, place_of(config, mesh.stage))
     executor.straggle = Straggle(config.straggler, config.seed, mesh.rank) if config.straggler else None
@@ -113,6 +113,10 @@ def build_executor(
 
 def _optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return build_optimizer(config.optimizer, parameters, config.lr, config.momentum, config.weight_decay)
+
+
+def _how_to_update(config: Config) -> dict:
+    return {"on_nan": config.on_nan, "clip_norm": config.clip_norm, "allreduce": config.allreduce}
 
 
 def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | None) -> FlatGradients:

@@ -7,7 +7,8 @@ import numpy as np
 
 from hpctrain.comm.board import REDUCED, Board
 from hpctrain.comm.node import join_node
-from hpctrain.comm.node_sum import InPlace, NodeSum, Staged
+from hpctrain.comm.node_entries import InPlace, Staged
+from hpctrain.comm.node_sum import NodeSum
 from hpctrain.comm.ring import Ring
 from tests.comm.arrays import GUARD, Guarded, _tensor, bits_dtype, expected_sum, same, share
 

@@ -41,7 +41,7 @@ def test_bfloat16_is_summed_in_float32(comm, peers, shared_seed, place):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("block_bytes", [64, 1000])
 def test_every_size_of_block_and_stage_gives_the_sum(comm, peers, shared_seed, monkeypatch, place, block_bytes):
-    monkeypatch.setattr("hpctrain.comm.node_sum.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("hpctrain.comm.node_entries.BLOCK_BYTES", block_bytes)
     lengths = [9000, 10_001]
     assert node_checks.sums(comm, peers, "float64", lengths, place, stage_bytes=4096, seed=shared_seed) == []
 
