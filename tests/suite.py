@@ -1,7 +1,8 @@
 """The whole test suite: its parts one after another, each under a time limit, and one verdict over all of them.
 
-python tests/suite.py                      everything
+python tests/suite.py                      everything but the part hosts
 python tests/suite.py --parts comm,pure    these parts only
+python tests/suite.py --parts hosts        over emulated hosts, as root
 python tests/suite.py --mpi-only           what starts MPI, for a second MPI
 python tests/suite.py --ranks 3            the tests of all parts that run under mpirun, on 3 ranks
 """
@@ -61,6 +62,7 @@ PARTS = (
     Part("failing", 0, 600, ("tests/failing",)),
     Part("cli", 0, 600, ("tests/cli", "tests/benchmarks")),
 )
+APART = (Part("hosts", 0, 600, ("tests/hosts",)),)  # where it is asked for by name: needs root and Linux
 ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
 
 
@@ -80,9 +82,10 @@ def main(argv=None) -> int:
 def select(options) -> list[Part]:
     """The parts that the command line asks for; ValueError names a part that does not exist."""
     names = options.parts.split(",") if options.parts else ALL_NAMES
-    if unknown := set(names) - set(ALL_NAMES):
-        raise ValueError(f"--parts: no part {', '.join(sorted(unknown))}; parts: {', '.join(ALL_NAMES)}")
-    parts = [part for part in PARTS if part.name in names]
+    known = (*ALL_NAMES, *(part.name for part in APART))
+    if unknown := set(names) - set(known):
+        raise ValueError(f"--parts: no part {', '.join(sorted(unknown))}; parts: {', '.join(known)}")
+    parts = [part for part in (*PARTS, *APART) if part.name in names]
     if options.mpi_only:
         parts = [part for part in parts if part.name != "pure"]
     if options.ranks:

@@ -82,24 +82,35 @@ class Hosts:
     def names(self) -> list[str]:
         return names(self.number)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What must be in the environment of mpirun. Temporary files go when the hosts go."""
+        return {**launcher_env(), **ONLY_TCP, "TMPDIR": str(self.folder)}
+
     def mpirun(self, per_host: int, cwd=ROOT) -> list[str]:
         """What stands before a program to start it from host1, in `cwd`, on so many ranks a host, consecutive ones."""
         program, *flags = mpirun()
+        slots = ",".join(f"{name}:{per_host}" for name in self.names)
         if vendor(program) == "Open MPI":
-            flags += ["--prtemca", "plm_ssh_agent", str(self.folder / "ssh"), "--bind-to", "none"]
-            slots = [f"{name}:{per_host}" for name in self.names]
-            flags += ["--host", ",".join(slots)]
+            flags += ["--prtemca", "plm_ssh_agent", str(self.folder / "ssh"), "--bind-to", "none", "--host", slots]
         else:
-            slots = [f"{name}:{per_host}" for name in self.names]
-            flags += ["-launcher", "ssh", "-launcher-exec", str(self.folder / "ssh"), "-hosts", ",".join(slots)]
+            flags += ["-launcher", "ssh", "-launcher-exec", str(self.folder / "ssh"), "-hosts", slots]
         there = shlex.join([program, *flags, "-n", str(per_host * self.number)])
         where = [f"--target={self.switch}", "--mount", f"--pid=/proc/{self.switch}/ns/pid_for_children"]
-        return ["nsenter", *where, "--", str(self.folder / "ssh"), self.names[0], f"cd {shlex.quote(str(cwd))} &&", there]
+        return [
+            "nsenter",
+            *where,
+            "--",
+            str(self.folder / "ssh"),
+            self.names[0],
+            f"cd {shlex.quote(str(cwd))} &&",
+            there,
+        ]
 
     def run_mpi(self, per_host: int, argv, *, timeout: float, env=None, cwd=ROOT) -> Result:
         """`argv` on all hosts; otherwise as that of tests.harness.launch."""
         command = [*self.mpirun(per_host, cwd), *(shlex.quote(str(word)) for word in argv)]
-        return run(command, timeout=timeout, env={**launcher_env(), **ONLY_TCP, **(env or {})})
+        return run(command, timeout=timeout, env={**self.environment, **(env or {})})
 
 
 @contextmanager
@@ -155,7 +166,7 @@ def _prepare(folder: Path, number: int, rate: str) -> str:
         inside, network = INSIDE.format(name=name), NETWORK.format(address=address, limit=limit)
         parts = {"inside": shlex.quote(inside), "network": shlex.quote(network)}
         script += HOST.format(name=name, folder=folder, limit=limit, **parts)
-    return script + f"echo {READY}\nread end || true\n"
+    return script + f"echo {READY}\nread end || rm -rf {folder}\n"
 
 
 def main(argv: list[str]) -> int | str:
@@ -165,8 +176,9 @@ def main(argv: list[str]) -> int | str:
         return 0
     number, per_host, *command = argv
     with hosts(int(number)) as cluster:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **launcher_env(), **ONLY_TCP}
-        return subprocess.run([*cluster.mpirun(int(per_host), Path.cwd()), shlex.join(command)], env=environment).returncode
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **cluster.environment}
+        launch = [*cluster.mpirun(int(per_host), Path.cwd()), shlex.join(command)]
+        return subprocess.run(launch, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""Training over several hosts is training on one: the same layout gives the same bits."""
+
+import json
+import sys
+
+import pytest
+
+from tests.harness.launch import ROOT, run_mpi
+from tests.hosts.trained import LAYOUTS
+
+
+def trained(run, folder) -> dict[str, dict]:
+    """The summaries of what `run` has trained, by layout."""
+    folder.mkdir()
+    result = run([sys.executable, ROOT / "tests/hosts/trained.py", folder])
+    assert result.returncode == 0, result
+    return {name: json.loads((folder / name / "summary.json").read_text()) for name in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def on_four(four, tmp_path_factory):
+    return trained(lambda argv: four.run_mpi(2, argv, timeout=240), tmp_path_factory.mktemp("runs") / "on-four")
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory):
+    return trained(lambda argv: run_mpi(8, argv, timeout=240), tmp_path_factory.mktemp("runs") / "on-one")
+
+
+@pytest.mark.parametrize(
+    "name, layout",
+    [
+        ("replicas", {"stages": 1, "replicas": 8, "servers": 0, "ranks": 8}),
+        ("stages", {"stages": 4, "replicas": 2, "servers": 0, "ranks": 8}),
+        ("server", {"stages": 1, "replicas": 7, "servers": 1, "ranks": 8}),
+    ],
+)
+def test_eight_ranks_on_four_hosts_train_what_they_train_on_one(on_four, on_one, name, layout):
+    assert on_four[name]["layout"] == on_one[name]["layout"] == layout
+    assert on_four[name]["weights_sha256"] == on_one[name]["weights_sha256"]
+    assert on_four[name]["final_loss"] == on_one[name]["final_loss"]
+
+
+def test_the_doctor_finds_all_hosts(four):
+    result = four.run_mpi(2, [sys.executable, "-m", "hpctrain", "doctor"], timeout=60)
+    assert result.returncode == 0 and all(name in result.stdout for name in four.names), result

@@ -1,0 +1,25 @@
+"""Several trainings in one launch, as torch takes longer to start than they take: python trained.py FOLDER.
+
+Each is what `python -m hpctrain` with the same flags does, in a folder of its name.
+"""
+
+import sys
+from pathlib import Path
+
+from hpctrain import abort_on_error, cli
+from hpctrain.comm.start import start_mpi
+
+STEPS = ("--steps", "4", "--threads", "1")
+TEXT = (*STEPS, "--task-option", "layers=2", "--task-option", "width=16", "--task-option", "context=16")
+LAYOUTS = {
+    "replicas": TEXT,
+    "stages": (*TEXT, "--stages", "4"),
+    "server": (*STEPS, "--task", "ratings", "--servers", "1"),
+}
+
+if __name__ == "__main__":
+    with abort_on_error():
+        world = start_mpi()
+        for name, flags in LAYOUTS.items():
+            if code := cli.main(["--run-dir", str(Path(sys.argv[1], name)), *flags], world):
+                sys.exit(code)
