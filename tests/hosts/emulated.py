@@ -3,7 +3,7 @@
     with hosts(4) as cluster:
         cluster.run_mpi(2, [sys.executable, "program.py"], timeout=60)    # 2 ranks on each
 
-or `python -m tests.hosts.emulated 4 2 python program.py`; without arguments it says whether this machine can.
+or `python -m tests.hosts.emulated 4 2 python program.py`; without arguments it says what this machine lacks.
 
 A host is a set of Linux namespaces: a network, a name, System V IPC, and mounts, with a /dev/shm, a /sys and an
 /etc/hosts of its own. Files and process numbers are common to all, as if they mounted the same disk. The switch, a
@@ -30,7 +30,6 @@ from tests.harness.launch import ROOT, Result, launcher_env, mpirun, run, vendor
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 READY = "ready"
-PATIENCE = 30.0  # seconds for all hosts to end
 # of what leaves a host, and of what the switch sends it; the queue holds all that a few connections have under way
 LIMIT = "root tbf rate {rate} burst 128kb latency 100ms"
 
@@ -87,29 +86,21 @@ class Hosts:
         """What must be in the environment of mpirun. Temporary files go when the hosts go."""
         return {**launcher_env(), **ONLY_TCP, "TMPDIR": str(self.folder)}
 
-    def mpirun(self, per_host: int, cwd=ROOT) -> list[str]:
-        """What stands before a program to start it from host1, in `cwd`, on so many ranks a host, consecutive ones."""
+    def command(self, per_host: int, argv, cwd=ROOT) -> list[str]:
+        """Starts `argv` from host1, in the folder `cwd`, on so many ranks a host, consecutive ones."""
         program, *flags = mpirun()
-        slots = ",".join(f"{name}:{per_host}" for name in self.names)
+        ssh, slots = str(self.folder / "ssh"), ",".join(f"{name}:{per_host}" for name in self.names)
         if vendor(program) == "Open MPI":
-            flags += ["--prtemca", "plm_ssh_agent", str(self.folder / "ssh"), "--bind-to", "none", "--host", slots]
+            flags += ["--prtemca", "plm_ssh_agent", ssh, "--bind-to", "none", "--host", slots]
         else:
-            flags += ["-launcher", "ssh", "-launcher-exec", str(self.folder / "ssh"), "-hosts", slots]
-        there = shlex.join([program, *flags, "-n", str(per_host * self.number)])
-        where = [f"--target={self.switch}", "--mount", f"--pid=/proc/{self.switch}/ns/pid_for_children"]
-        return [
-            "nsenter",
-            *where,
-            "--",
-            str(self.folder / "ssh"),
-            self.names[0],
-            f"cd {shlex.quote(str(cwd))} &&",
-            there,
-        ]
+            flags += ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", slots]
+        launch = shlex.join([program, *flags, "-n", str(per_host * self.number), *map(str, argv)])
+        inside = [f"--target={self.switch}", "--mount", f"--pid=/proc/{self.switch}/ns/pid_for_children"]
+        return ["nsenter", *inside, "--", ssh, self.names[0], f"cd {shlex.quote(str(cwd))} && {launch}"]
 
     def run_mpi(self, per_host: int, argv, *, timeout: float, env=None, cwd=ROOT) -> Result:
-        """`argv` on all hosts; otherwise as that of tests.harness.launch."""
-        command = [*self.mpirun(per_host, cwd), *(shlex.quote(str(word)) for word in argv)]
+        """Runs that command; otherwise as run_mpi of tests.harness.launch."""
+        command = self.command(per_host, argv, cwd)
         return run(command, timeout=timeout, env={**self.environment, **(env or {})})
 
 
@@ -128,26 +119,20 @@ def hosts(number: int, rate: str = "1gbit") -> Iterator[Hosts]:
         try:
             told = switch.stdout.readline().strip()
             if told != READY:
-                raise RuntimeError(f"hosts cannot be emulated here: {told or 'no word from unshare'}")
+                raise RuntimeError(f"no hosts here (in a container they need --privileged): {told}")
             yield Hosts(number, folder, switch.pid)
         finally:
             switch.stdin.close()
-            switch.wait(PATIENCE)
+            switch.wait()
             switch.stdout.close()
 
 
 def missing() -> str:
-    """What this machine lacks for hosts and how to get it, in one line; empty: nothing."""
+    """What is missing for hosts here and how to get it, in one line; empty: nothing."""
     if lacking := [tool for tool in TOOLS if not shutil.which(tool)]:
         packages = " ".join(dict.fromkeys(TOOLS[tool] for tool in lacking))
         return f"emulated hosts need {', '.join(lacking)}: apt install {packages}"
-    if os.getuid() != 0:
-        return "emulated hosts need root, for namespaces of their own: sudo make hosts-test"
-    tried = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
-    if tried.returncode:
-        why = tried.stderr.strip()
-        return f"emulated hosts need the right to make namespaces, as docker run --privileged gives: {why}"
-    return ""
+    return "" if os.getuid() == 0 else "emulated hosts need root, for namespaces of their own: sudo make hosts-test"
 
 
 def names(number: int) -> list[str]:
@@ -159,26 +144,26 @@ def _prepare(folder: Path, number: int, rate: str) -> str:
     addresses = {name: f"10.0.0.{index}" for index, name in enumerate(names(number), start=1)}
     lines = [f"{address} {name}" for name, address in {"localhost": "127.0.0.1", **addresses}.items()]
     (folder / "hosts").write_text("\n".join(lines) + "\n")
-    (folder / "ssh").write_text(SSH.format(folder=folder))
+    place, limit = shlex.quote(str(folder)), LIMIT.format(rate=shlex.quote(rate))
+    (folder / "ssh").write_text(SSH.format(folder=place))
     (folder / "ssh").chmod(0o755)
-    limit, script = LIMIT.format(rate=rate), SWITCH.format(folder=folder)
+    script = SWITCH.format(folder=place)
     for name, address in addresses.items():
         inside, network = INSIDE.format(name=name), NETWORK.format(address=address, limit=limit)
         parts = {"inside": shlex.quote(inside), "network": shlex.quote(network)}
-        script += HOST.format(name=name, folder=folder, limit=limit, **parts)
-    return script + f"echo {READY}\nread end || rm -rf {folder}\n"
+        script += HOST.format(name=name, folder=place, limit=limit, **parts)
+    return script + f"echo {READY}\nread end || rm -rf {place}\n"
 
 
 def main(argv: list[str]) -> int | str:
-    if fault := missing():
-        return fault
-    if not argv:
-        return 0
-    number, per_host, *command = argv
-    with hosts(int(number)) as cluster:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **cluster.environment}
-        launch = [*cluster.mpirun(int(per_host), Path.cwd()), shlex.join(command)]
-        return subprocess.run(launch, env=environment).returncode
+    """The exit code; without arguments of nothing, on one host."""
+    number, per_host, *command = argv or ["1", "1", "true"]
+    try:
+        with hosts(int(number)) as cluster:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), **cluster.environment}
+            return subprocess.run(cluster.command(int(per_host), command, Path.cwd()), env=environment).returncode
+    except RuntimeError as error:
+        return str(error)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ Each is what `python -m hpctrain` with the same flags does, in a folder of its n
 import sys
 from pathlib import Path
 
-from hpctrain import abort_on_error, cli
+from hpctrain import cli
+from hpctrain.comm.abort import abort_on_error, leave
 from hpctrain.comm.start import start_mpi
 
 STEPS = ("--steps", "4", "--threads", "1")
@@ -17,9 +18,14 @@ LAYOUTS = {
     "server": (*STEPS, "--task", "ratings", "--servers", "1"),
 }
 
+
+def main(folder: str) -> int:
+    world = start_mpi()
+    codes = (cli.main(["--run-dir", str(Path(folder, name)), *flags], world) for name, flags in LAYOUTS.items())
+    return next(filter(None, codes), 0)
+
+
 if __name__ == "__main__":
     with abort_on_error():
-        world = start_mpi()
-        for name, flags in LAYOUTS.items():
-            if code := cli.main(["--run-dir", str(Path(sys.argv[1], name)), *flags], world):
-                sys.exit(code)
+        code = main(sys.argv[1])
+    leave(code)
