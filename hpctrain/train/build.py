@@ -94,17 +94,14 @@ def build_executor(
     check_found(described, modules)
     names += list(modules)
     batches = KeptBatches(batches) if described else batches
-    gradients = build_gradients(config, stage, mesh, roles)
-    if not names:
-        raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
+    gradients = build_gradients(config, stage, mesh, roles, names)
     shard = build_shard(config, mesh, gradients)
     make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches), shard)
     trained = list((shard or gradients).parameters.values())
     optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
     update = make(stage, gradients, optimizer, mesh, names, tied, **_how_to_update(config))
-    split = (
-        SplitBackward(stage.layers, stage.named_parameters()) if SCHEDULES[config.schedule].splits_backward else None
-    )
+    splits = SCHEDULES[config.schedule].splits_backward
+    split = SplitBackward(stage.layers, stage.named_parameters()) if splits else None
     passes = Passes(stage, batches, task.loss, Links(mesh, len(stage.parts)), update, config.recompute, split)
     executor = Executor(passes, update, config.schedule, place_of(config, mesh.stage))
     executor.straggle = Straggle(config.straggler, config.seed, mesh.rank) if config.straggler else None
@@ -119,8 +116,10 @@ def _how_to_update(config: Config) -> dict:
     return {"on_nan": config.on_nan, "clip_norm": config.clip_norm, "allreduce": config.allreduce}
 
 
-def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | None) -> FlatGradients:
-    """In memory that the replicas share, where they sum them up there. Collective."""
+def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | None, names: list[str]) -> FlatGradients:
+    """In memory that the replicas share, where they sum them up there. `names`: of the whole model's. Collective."""
+    if not names:
+        raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
     with agreed(mesh.everybody):
         try:
             check_algorithm(config.allreduce, mesh.data.ring)

@@ -136,7 +136,8 @@ def test_a_step_without_a_single_item_changes_nothing(comm):
 def test_accumulation_moves_the_gradients_once_an_update(comm):
     sent = {}
     for microbatches in (1, 4):
-        executor, actions, mesh = executor_of(Masked(), comm, num_microbatches=microbatches, global_batch_size=32)
+        how = {"num_microbatches": microbatches, "global_batch_size": 32, "allreduce": "ring"}
+        executor, actions, mesh = executor_of(Masked(), comm, **how)
         executor.run(actions, 0)
         counters = mesh.data.ring.counters
         sent[microbatches] = (counters.bytes_sent, counters.messages_sent, counters.control_messages)

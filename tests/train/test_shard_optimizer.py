@@ -195,7 +195,7 @@ def sent(comm, **how):
 
 @pytest.mark.mpi(min_size=2)
 def test_as_many_bytes_travel_as_in_an_all_reduce(comm):
-    whole, arena = sent(comm, task=Masked())
+    whole, arena = sent(comm, task=Masked(), allreduce="ring")
     assert sent(comm, task=Masked(), shard_optimizer=True) == (whole, arena)
     assert whole == 2 * (comm.size - 1) * arena // comm.size
 
@@ -205,7 +205,7 @@ def test_what_several_stages_hold_is_summed_whole(four):
     """So these buckets travel one and a half times: each of the two replicas sends another half of them."""
     if four is None:
         return
-    plain, shared = both(TASKS["tied"], four, bucket_bytes=1, **settings("sgd", 13), **LAYOUTS["2x2"])
+    plain, shared = both(TASKS["tied"], four, bucket_bytes=1, allreduce="ring", **settings("sgd", 13), **LAYOUTS["2x2"])
     before, after = (four.allreduce(each[2].update.mesh.data.ring.counters.bytes_sent) for each in (plain, shared))
     update = shared[2].update
     whole = [bucket.flat.nbytes for bucket in update.gradients.buckets if set(bucket.names) & update.tied.names]
