@@ -215,7 +215,11 @@ def main(test: Test, argv: list[str] | None = None) -> int:
     tell(*heading(test, flags, size), sep="\n", flush=True)
     rows, unit = [], 4 if test.reduces else 1
     for number in sizes(*flags.sizes, unit) if test.sizes else [0]:
-        row = bench.row(number)
+        try:
+            row = bench.row(number)
+        except ValueError as error:  # of all ranks
+            tell(f"{test.name}.py: --{error}", file=sys.stderr)
+            return 2
         if row is not None:
             rows.append(row)
             tell(line(test, flags, row), flush=True)

@@ -1,4 +1,4 @@
-"""Microseconds of an all-reduce in place, by MPI or by the ring; `-f` has its bandwidth.
+"""Microseconds of an all-reduce in place, by MPI, by the ring or in shared memory; `-f` has its bandwidth.
 
 mpirun -n 4 python benchmarks/osu_allreduce.py
 """
@@ -13,7 +13,7 @@ TEST = osu_collectives.collective_test(
     title="OSU MPI Allreduce Latency Test",
     prepare=osu_collectives.all_reduce,
     check=osu_collectives.check_all_reduce,
-    algorithms=("mpi", "ring"),
+    algorithms=("mpi", "ring", "windows", "auto"),
     sizes=(4, 1 << 20),
     reduces=True,
     bus=lambda ranks: 2 * (ranks - 1) / ranks,

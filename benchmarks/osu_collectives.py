@@ -1,4 +1,4 @@
-"""What the collective benchmarks do in an iteration: by MPI, or by hpctrain's ring; what they check."""
+"""What the collective benchmarks do in an iteration: by MPI, or as hpctrain does it; what they check."""
 
 from functools import partial
 
@@ -6,6 +6,8 @@ import numpy as np
 import osu
 import osu_memory
 
+from hpctrain.comm import allreduce as sums
+from hpctrain.comm.node import allocate_shared, join_node
 from hpctrain.comm.ring import Ring
 from hpctrain.plan.grid import split_evenly
 
@@ -18,6 +20,15 @@ def ring_of(bench) -> Ring:
         bench.ring = Ring(bench.comm.Dup())
         bench.on_close += [bench.ring.close, bench.ring.comm.Free]
     return bench.ring
+
+
+def shared_memory(bench):
+    """What allocates it for the ranks of a node, once for the whole launch."""
+    ring = ring_of(bench)
+    if ring.node is None:
+        join_node(ring)
+        sums.check_algorithm(bench.flags.algorithm, ring)
+    return partial(allocate_shared, ring)
 
 
 def by_ring(operation):
@@ -33,9 +44,12 @@ def all_reduce(bench, size: int):
     """In place, of float32; zeros, whose sum stays."""
     from mpi4py import MPI
 
+    algorithm = bench.flags.algorithm
+    if algorithm in ("auto", "windows"):
+        bench.buffers.source = shared_memory(bench)
     array = bench.buffers.zeros("array", size)
-    if bench.flags.algorithm == "ring":
-        return by_ring(ring_of(bench).all_reduce(array))
+    if algorithm != "mpi":
+        return sums.all_reduce(ring_of(bench), array, algorithm=algorithm).run
     return lambda: bench.comm.Allreduce(MPI.IN_PLACE, [array, size // 4, MPI.FLOAT])
 
 

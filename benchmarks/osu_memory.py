@@ -31,6 +31,7 @@ class Buffers:
     def __init__(self, kind: str, on_device: bool, dtype):
         self._kind, self._dtype = ("cupy" if on_device else "numpy" if kind == "cupy" else kind), np.dtype(dtype)
         self._memory: dict[str, object] = {}
+        self.source = None  # bytes -> memory as uint8, where it is not this rank's alone
 
     def zeros(self, name: str, nbytes: int):
         """`nbytes` of it, as elements of the test's dtype; one of the library's arrays, all zero."""
@@ -50,16 +51,20 @@ class Buffers:
             import cupy
 
             return cupy.zeros(length, self._dtype)
-        nbytes = -(-length * self._dtype.itemsize // PAGE) * PAGE + PAGE
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        array = np.frombuffer(memory, np.uint8)
-        array = array[-array.ctypes.data % PAGE :][: length * self._dtype.itemsize].view(self._dtype)
+        nbytes = length * self._dtype.itemsize
+        array = (self.source or in_huge_pages)(nbytes).view(self._dtype)
         if self._kind == "torch":
             import torch
 
             return torch.from_numpy(array)
         return array
+
+
+def in_huge_pages(nbytes: int) -> np.ndarray:
+    memory = mmap.mmap(-1, -(-nbytes // PAGE) * PAGE + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    return array[-array.ctypes.data % PAGE :][:nbytes]
 
 
 def fill(array, values: np.ndarray) -> None:

@@ -50,7 +50,7 @@ class AllReduce:
 
     def __call__(self, array, name: str = ""):
         """Reduces `array` in place and returns it. `name` stands in error messages. Collective."""
-        self.start(array, name).wait()
+        self.prepare(array, name).run()
         return array
 
     def start(self, array, name: str = ""):

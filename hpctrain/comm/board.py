@@ -5,7 +5,9 @@ Each rank writes to its own part only. A counter goes up by one with each entry,
 both sides: processors with a weak memory order may otherwise show the counter first.
 """
 
+import os
 import struct
+import time
 
 from hpctrain.comm.signature import Signature
 from hpctrain.comm.windows import Window
@@ -31,13 +33,15 @@ class Board:
         self._own = self._integers[rank]
         self._others = [(other, each) for other, each in enumerate(self._integers) if other != rank]
         self._own_words = self._words[rank]
+        self._posted: list[bytes | None] = [None] * SLOTS
 
     def post(self, entry: int, call: int, stamp: int, words: bytes) -> None:
         """What this rank calls; to be announced by `ARRIVED`."""
         slot = entry % SLOTS
         self._own[_STAMPS + slot] = stamp
         self._own[_CALLS + slot] = call
-        self._own_words[slot * WORDS : (slot + 1) * WORDS] = words
+        if self._posted[slot] is not words:  # else they stand there
+            self._own_words[slot * WORDS : (slot + 1) * WORDS] = self._posted[slot] = words
 
     def announce(self, counter: int, entry: int) -> None:
         self._own[counter] = entry
@@ -47,6 +51,18 @@ class Board:
         for board in self._integers:  # noqa: SIM110 -- in the innermost loop of a wait, where all() is slower
             if board[counter] < entry:
                 return False
+        return True
+
+    def wait(self, counter: int, entry: int, num_spins: int, until: float) -> bool:
+        """Polls until all ranks have reached it; False at the time `until` (time.perf_counter)."""
+        for board in self._integers:
+            spins = num_spins
+            while board[counter] < entry:
+                spins -= 1
+                if spins < 0:
+                    os.sched_yield()
+                    if time.perf_counter() > until:
+                        return False
         return True
 
     def who_disagrees(self, entry: int, stamp: int) -> int | None:

@@ -6,6 +6,9 @@ bfloat16). float16 and bfloat16 are summed in float32, partial sums travel as fl
 at its owner. torch is imported only when one of its tensors arrives.
 """
 
+import contextvars
+from collections.abc import Callable
+
 import numpy as np
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels want; alignment can change the last bit of a product
@@ -17,6 +20,23 @@ def allocate(nbytes: int) -> np.ndarray:
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     offset = -memory.ctypes.data % ALIGNMENT
     return memory[offset : offset + nbytes]
+
+
+def quietly() -> Callable[[Callable[[], None]], None]:
+    """What calls a function without NumPy's warnings of overflow and the like; not from within itself.
+
+    From NumPy 2 on they are switched in a context, and to enter a prepared one takes a tenth of numpy.errstate's time.
+    """
+    if not np.__version__.startswith("1."):
+        context = contextvars.copy_context()
+        context.run(np.seterr, all="ignore")
+        return context.run
+
+    def call(function: Callable[[], None]) -> None:
+        with np.errstate(all="ignore"):
+            function()
+
+    return call
 
 
 class Buffer:

@@ -119,6 +119,11 @@ class Collective:
             self.start()
         self._ring.progress.wait(self.poll)
 
+    def run(self) -> None:
+        """Start and wait."""
+        self.start()
+        self.wait()
+
     def abandon(self) -> None:
         """Takes back the receives of a call that will not be finished."""
         take_back(self._under_way)

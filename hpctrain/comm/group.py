@@ -8,7 +8,8 @@ import json
 
 import numpy as np
 
-from hpctrain.comm.buffer import allocate, as_buffer
+from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.node import allocate_shared
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.ring import Ring
 
@@ -29,8 +30,7 @@ class Group:
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """`nbytes` of memory as uint8, aligned to 64 bytes: shared, where the ranks share a node and there is room."""
-        memory = self.ring.node.allocate(nbytes) if self.ring.node is not None else None
-        return allocate(nbytes) if memory is None else memory
+        return allocate_shared(self.ring, nbytes)
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpctrain.comm.board import DONE, SLOTS
-from hpctrain.comm.node import BLOCK_BYTES, FLAT_BYTES, NUM_STAGES
+from hpctrain.comm.board import DONE
+from hpctrain.comm.node import BLOCK_BYTES, FLAT_BYTES, NUM_FLAT, NUM_STAGES
 from hpctrain.plan.grid import piece_of, split_evenly
 
 if TYPE_CHECKING:
@@ -60,22 +60,32 @@ class Flat:
 
     They are laid out so that one addition after another, over all numbers at once, adds each chunk in its order: what
     comes p-th in the sum of chunk c, which is rank c + 1 + p's, lies in row p. Chunks are rounded up to one length.
+    Of two ranks the order does not matter, and each has a row.
     """
 
     is_alone, place = True, ""
 
     def __init__(self, total: "NodeSum"):
         self.sum = total
-        self._length = -(-len(total.native) // total.node.size)
-        self._is_even = self._length * total.node.size == len(total.native)
-        self._slots: list[tuple | None] = [None] * SLOTS
+        values, size = total.native.values, total.node.size
+        self._length = -(-len(values) // size)
+        self._padded = None
+        if size > 2 and self._length * size != len(values):
+            self._padded = np.empty(size * self._length, values.dtype)
+            chunks = zip(split_evenly(len(values), size), self._padded.reshape(size, -1))
+            self._taken = [(values[c.start : c.stop], row[: len(c)]) for c, row in chunks if len(c)]
+        self._slots: list[tuple | None] = [None] * NUM_FLAT
 
     def _slot(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarray]]:
         """Where this rank copies what to, and the rows that all ranks add up."""
-        slot = self.number % SLOTS
+        slot = self.number % NUM_FLAT
         if self._slots[slot] is None:
             values, node, width = self.sum.native.values, self.sum.node, self._length
             memory = node.flat_memory(slot)[: node.size**2 * width * values.itemsize].view(values.dtype)
+            if node.size == 2:
+                rows = [memory[: len(values)], memory[-len(values) :]] if len(values) else [memory, memory]
+                self._slots[slot] = ([(rows[node.rank], values)], rows)
+                return self._slots[slot]
             cube = memory.reshape(node.size, node.size, width)
             copies = []
             for chunks, length in self._runs():
@@ -96,23 +106,23 @@ class Flat:
         return [(chunks, length) for chunks, length in runs if length]
 
     def has_room(self) -> bool:
-        return True
+        """Whether all have read what lay there before."""
+        return self.sum.node.board.reached(DONE, self.number - NUM_FLAT)
 
     def arrive(self) -> None:
-        for target, source in self._slot()[0]:
+        copies, self._rows = self._slot()
+        for target, source in copies:
             np.copyto(target, source)
 
     def reduce(self) -> None:
         """Everything, for this rank alone."""
-        total, rows = self.sum, self._slot()[1]
-        native, node = total.native, total.node
-        if self._is_even:
-            native.add_up(rows, native.values, node.scratch, total.divisor)
+        total = self.sum
+        if self._padded is None:
+            total.native.add_up(self._rows, total.native.values, total.node.scratch, total.divisor)
             return
-        sums = np.empty(rows[0].size, native.values.dtype)
-        native.add_up(rows, sums, node.scratch, total.divisor)
-        for chunk, row in zip(split_evenly(len(native), node.size), sums.reshape(node.size, -1)):
-            native.values[chunk.start : chunk.stop] = row[: len(chunk)]
+        total.native.add_up(self._rows, self._padded, total.node.scratch, total.divisor)
+        for target, source in self._taken:
+            target[:] = source
 
     def finish(self) -> None:
         """Nothing is left to take over."""

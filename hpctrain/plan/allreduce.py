@@ -4,7 +4,7 @@ ALGORITHMS = ("ring", "windows")
 CHOICES = ("auto", *ALGORITHMS)
 
 
-LARGEST_STAGED = 1 << 20  # bytes: what is larger and lies elsewhere costs more to copy than to send
+LARGEST_STAGED = 4 << 20  # bytes: what is larger and lies elsewhere costs more to copy than to send
 
 
 def choose(algorithm: str, nbytes: int, shares_node: bool, in_window: bool) -> str:

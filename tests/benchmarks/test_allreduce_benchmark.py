@@ -21,29 +21,38 @@ def peers():
 
 
 def row(nbytes=64 << 20, mpi=0.2, wrong=None):
-    pairs = [{"ring": 0.1, "mpi": mpi + add, "gloo": 0.4} for add in (-0.05, 0.0, 0.05)]
+    pairs = [{"windows": 0.04, "ring": 0.1, "mpi": mpi + add, "gloo": 0.4} for add in (-0.05, 0.0, 0.05)]
     return {"bytes": nbytes, "wrong": wrong or {}, "pairs": pairs}
 
 
 def test_a_row_stands_under_its_header(peers):
     words = " ".join(peers.line(row()).split())
-    assert words == "67108864 100000 us 200000 us 400000 us 2.00 4.00 75% from 1.50 to 2.50"
+    assert words == "67108864 40000 us 100000 us 200000 us 400000 us 5.00 10.00 2.00 75% from 3.75 to 6.25"
     assert peers.HEADER.index("   interval") == peers.line(row()).index("   75%")
     assert peers.line(row(wrong={"gloo": 3})) == "  67108864  wrong elements: {'gloo': 3}"
+
+
+RING = "MPI_Allreduce takes 1.50 times as long as ring, not 1.8"
+WINDOWS = "the faster of MPI_Allreduce and gloo takes {} times as long as windows, not {}"
 
 
 @pytest.mark.parametrize(
     "rows, checks, words",
     [
         ([row()], True, []),
-        ([row(mpi=0.15)], True, ["67108864 bytes: MPI_Allreduce takes 1.50 times as long as the ring, not 1.8"]),
+        ([row(mpi=0.15)], True, [f"67108864 bytes: {RING}"]),
         ([row(mpi=0.15)], False, []),
-        ([row(4096, mpi=0.05)], True, []),
+        ([row(1 << 20, mpi=0.112)], True, ["1048576 bytes: " + WINDOWS.format("2.80", "3.0")]),
+        ([row(16 << 20, mpi=0.112)], True, []),
+        ([row(65536, mpi=0.05)], True, []),
+        ([row(65536, mpi=0.032)], True, ["65536 bytes: " + WINDOWS.format("0.80", "1.0")]),
+        ([row(4096, mpi=0.036)], True, []),
+        ([row(4096, mpi=0.032)], True, ["4096 bytes: " + WINDOWS.format("0.80", "0.85")]),
         ([row(4096, wrong={"ring": 1})], False, ["4096 bytes: wrong elements: {'ring': 1}"]),
     ],
 )
 def test_the_check(peers, rows, checks, words):
-    assert peers.faults(rows, checks) == words
+    assert peers.faults(rows, 4, checks) == words
 
 
 @pytest.mark.parametrize(
