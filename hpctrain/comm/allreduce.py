@@ -8,6 +8,7 @@ import numpy as np
 
 from hpctrain.comm.buffer import as_buffer
 from hpctrain.comm.collective import Collective
+from hpctrain.comm.doubling import Doubling
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.node_sum import NodeSum
 from hpctrain.comm.ring import Ring
@@ -25,8 +26,8 @@ class AllReduce:
         moving.wait()
         gradients = mean.empty(1000)      # in memory that the ranks of a node share: several times as fast
 
-    `algorithm`: "ring", by messages; "windows", through shared memory, where all ranks are on one node; "auto", the
-    faster one of these (hpctrain/plan/allreduce.py).
+    `algorithm`: "ring" and "doubling" (for few numbers), by messages; "windows", through the memory that the ranks of a
+    node share, and by messages between nodes; "auto", the fastest one of these (hpctrain/plan/allreduce.py).
 
     An array is a contiguous, writable NumPy array or torch CPU tensor: floats of 16, 32 or 64 bits, complex numbers,
     and for a sum also integers, which wrap. All ranks make the same calls in the same order, else CollectiveMismatch on
@@ -66,21 +67,23 @@ class AllReduce:
         return operation
 
 
-def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto") -> Collective | NodeSum:
+def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto") -> Collective | Doubling | NodeSum:
     """The sum over the ranks of `ring`, by the algorithm that is best for this array; not begun."""
     if ring.size == 1:
         return ring.all_reduce(array, name)
     buffer, node = as_buffer(array), ring.node
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None
-    if choose(algorithm, nbytes, node is not None, in_window) == "windows":
+    takes = node is not None and (in_window or node.takes(nbytes))
+    chosen = choose(algorithm, nbytes, ring.size, takes, in_window)
+    if chosen == "windows":
         return NodeSum(node, array, name)
-    return ring.all_reduce(array, name)
+    return Doubling(ring, array, name) if chosen == "doubling" else ring.all_reduce(array, name)
 
 
 def check_algorithm(algorithm: str, ring: Ring) -> None:
     """ValueError where these ranks cannot use it."""
-    choose(algorithm, 0, ring.node is not None or ring.size == 1, False)
+    choose(algorithm, 0, ring.size, ring.node is not None or ring.size == 1, False)
 
 
 def check_reduction(reduction: str) -> None:

@@ -77,8 +77,14 @@ class Buffer:
     def add_up(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray, divisor: float) -> None:
         """The sum of at least two `shares` in their order, divided, into `out`, which may be the last of them.
 
-        `scratch`: bytes for as many numbers of `partial`. Warnings of overflow are the caller's to silence.
+        `scratch`: bytes for as many numbers of `partial`. Warnings of overflow are the caller's to silence, also below.
         """
+        self.add_partially(shares, out, scratch)
+        if divisor != 1:
+            out /= divisor
+
+    def add_partially(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray) -> None:
+        """As add_up, not rounded or divided: `out` is of dtype `partial`."""
         if len(shares) > 2:
             total = scratch[: out.nbytes].view(out.dtype)
             np.add(shares[0], shares[1], out=total)
@@ -87,6 +93,9 @@ class Buffer:
             np.add(total, shares[-1], out=out)
         else:
             np.add(shares[0], shares[1], out=out)
+
+    def settle(self, partial: np.ndarray, out: np.ndarray, divisor: float) -> None:
+        """Rounds and divides a sum of dtype `partial` into `out`; where there is nothing to round, both are one."""
         if divisor != 1:
             out /= divisor
 
@@ -115,10 +124,16 @@ class HalfBuffer(Buffer):
 
     def add_up(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray, divisor: float) -> None:
         total = scratch[: 4 * out.size].view(np.float32)
-        total[:] = shares[0]
+        self.add_partially(shares, total, scratch)
+        self.settle(total, out, divisor)
+
+    def add_partially(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray) -> None:
+        out[:] = shares[0]
         for share in shares[1:]:
-            np.add(total, share, out=total)
-        out[:] = total / np.float32(divisor)
+            np.add(out, share, out=out)
+
+    def settle(self, partial: np.ndarray, out: np.ndarray, divisor: float) -> None:
+        out[:] = partial / np.float32(divisor)
 
     def finish(self, start: int, stop: int, partials: Buffer, divisor: float = 1) -> None:
         with np.errstate(all="ignore"):
@@ -141,14 +156,17 @@ class BFloat16Buffer(HalfBuffer):
     def _widen_into(self, wide: np.ndarray) -> None:
         self._torch.from_numpy(wide).copy_(self._tensor)
 
-    def add_up(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray, divisor: float) -> None:
-        torch = self._torch
-        total = torch.from_numpy(scratch[: 4 * out.size].view(np.float32))
-        first, *others = (torch.from_numpy(share).view(torch.bfloat16) for share in shares)
-        total.copy_(first)
-        for share in others:
-            total.add_(share)
-        torch.from_numpy(out).view(torch.bfloat16).copy_(total / divisor)
+    def add_partially(self, shares: list[np.ndarray], out: np.ndarray, scratch: np.ndarray) -> None:
+        total = self._torch.from_numpy(out)
+        total.copy_(self._seen(shares[0]))
+        for share in shares[1:]:
+            total.add_(self._seen(share))
+
+    def settle(self, partial: np.ndarray, out: np.ndarray, divisor: float) -> None:
+        self._seen(out).copy_(self._torch.from_numpy(partial) / divisor)
+
+    def _seen(self, bits: np.ndarray):
+        return self._torch.from_numpy(bits).view(self._torch.bfloat16)
 
     def finish(self, start: int, stop: int, partials: Buffer, divisor: float = 1) -> None:
         self._tensor[start:stop].copy_(self._torch.from_numpy(partials.values[start:stop]) / divisor)

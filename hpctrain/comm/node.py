@@ -1,28 +1,29 @@
-"""The ranks of a node, which sum up straight from each other's memory.
+"""The ranks of a node, which sum up straight from each other's memory; between nodes their sums travel by messages.
 
     entry   | arrive: the rank's numbers are there     | every rank announces each of these on its board, and comes
             | reduce: its chunk is summed, or all of it | to the next when all others have announced the one before;
-            | finish: the sums are taken over           | so no rank waits for more than it needs
+            | (cross: so are the chunks of all nodes)   | so no rank waits for more than it needs
+            | finish: the sums are taken over           |
 
 All entries go through in the order of the calls; several are under way at a time, each as far as it can be.
 """
 
-import contextlib
-import hashlib
 import os
-import sys
 import time
 import weakref
 from collections import deque
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 
 from hpctrain.comm.board import ARRIVED, DONE, NBYTES, REDUCED, SLOTS, Board
 from hpctrain.comm.buffer import allocate, quietly
-from hpctrain.comm.environment import SHARED_MEMORY, shared_memory_free
 from hpctrain.comm.ring import Ring
+from hpctrain.comm.shared_memory import has_room, name_of_node
+from hpctrain.comm.signature import CollectiveMismatch, Signature
 from hpctrain.comm.windows import PAGE, Window
+from hpctrain.plan.allreduce import nodes_of
 
 FLAT_BYTES = 64 << 10  # up to here every rank sums up everything: one wait instead of two
 STAGE_BYTES = 1 << 20  # of a rank's numbers that come from elsewhere, at a time
@@ -35,20 +36,26 @@ _STAGES_AT = -(-NBYTES // 64) * 64
 
 
 class Node:
-    """All ranks of `ring`, where they share one node. Collective; `stage_bytes` 0: it sums up only its own memory."""
+    """The ranks of `ring` that share this rank's node: `members`, by their numbers on the ring. Collective.
 
-    def __init__(self, ring: Ring, stage_bytes: int = STAGE_BYTES):
-        self.ring, self.rank, self.size, self.stage_bytes = ring, ring.rank, ring.size, stage_bytes
+    `comm` holds the members; `across` is a ring of one rank of each node, this one among them, or None where all are on
+    one node. `stage_bytes` 0: it sums up only what lies in its own memory.
+    """
+
+    def __init__(self, ring: Ring, comm, members: list[int], across: Ring | None, stage_bytes: int):
+        self.ring, self.members, self.across, self.stage_bytes = ring, members, across, stage_bytes
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._flat_at = _rounded(_STAGES_AT + NUM_STAGES * stage_bytes)  # in the part of rank 0
-        window = Window(ring.comm, self._flat_at + (self.flat_bytes(self.size) if self.rank == 0 else 0))
+        window = Window(comm, self._flat_at + (self.flat_bytes(self.size) if self.rank == 0 else 0))
         self.windows = [window]
         self.board, self._fence = Board(window, self.rank), window.fence
         self.scratch = allocate(2 * max(BLOCK_BYTES, FLAT_BYTES + 16 * self.size))  # 16-bit floats become twice as long
-        self._quietly = quietly()
+        self.quietly = quietly()
         self.num_staged = 0  # entries, so far
         self.last_staged = [0] * NUM_STAGES
         self._entries: deque = deque()
-        self._num_submitted = self._num_arrived = self._num_reduced = 0  # the latter two: of those under way
+        self._num_submitted = 0
+        self._num_arrived = self._num_summed = self._num_reduced = 0  # of those under way
         self._num_spins = NUM_SPINS if self.size <= len(os.sched_getaffinity(0)) else 1
         self.sums: weakref.WeakSet = weakref.WeakSet()
 
@@ -101,6 +108,8 @@ class Node:
         if not board.wait(ARRIVED, number, self._num_spins, time.perf_counter() + PATIENCE):
             return False
         self._reduce(entry)
+        fence()
+        board.announce(REDUCED, number)
         board.announce(DONE, number)
         self._entries.clear()
         self._num_arrived = 0
@@ -118,12 +127,17 @@ class Node:
             self._fence()
             board.announce(ARRIVED, entry.number)
             self._num_arrived += 1
-        while self._num_reduced < self._num_arrived and board.reached(ARRIVED, entries[self._num_reduced].number):
-            self._reduce(entries[self._num_reduced])
+        while self._num_summed < self._num_arrived and board.reached(ARRIVED, entries[self._num_summed].number):
+            self._reduce(entries[self._num_summed])
+            self._num_summed += 1
+        while self._num_reduced < self._num_summed and self._has_crossed(entries[self._num_reduced]):
+            self._fence()
+            board.announce(REDUCED, entries[self._num_reduced].number)
             self._num_reduced += 1
         while self._num_reduced and (entries[0].is_alone or board.reached(REDUCED, entries[0].number)):
             entry = entries.popleft()
             self._num_arrived -= 1
+            self._num_summed -= 1
             self._num_reduced -= 1
             self._fence()
             entry.finish()
@@ -135,14 +149,28 @@ class Node:
         self._fence()
         other = self.board.who_disagrees(entry.number, entry.sum.stamp)
         if other is not None:
-            self.ring.channel.refuse(self.board.signature(other, entry.number, other), entry.sum.signature())
-        self._quietly(entry.reduce)
-        self._fence()
-        self.board.announce(REDUCED, entry.number)
+            self._refuse(self.board.signature(other, entry.number, self.members[other]), entry.sum.signature())
+        self._over_nodes(lambda: self.quietly(entry.reduce))
+
+    def _has_crossed(self, entry) -> bool:
+        """Whether the sums of all nodes are there."""
+        return self.across is None or self._over_nodes(entry.has_crossed)
+
+    def _over_nodes(self, move: Callable[[], Any]) -> Any:
+        """What `move` returns; a disagreement between nodes that it finds is told to all ranks of all nodes."""
+        try:
+            return move()
+        except CollectiveMismatch:
+            self._refuse(*self.across.channel.disagreement)
+
+    def _refuse(self, first: Signature, second: Signature) -> NoReturn:
+        self._entries.clear()
+        self._num_arrived = self._num_summed = self._num_reduced = 0
+        self.ring.channel.refuse(first, second)
 
     def wait_briefly(self, total) -> None:
         """Polls for as long as others that run take to answer, and returns when `total` is done or they take longer."""
-        while not total.done:
+        while not total.done and self.across is None:
             if not self.board.wait(*self._awaited(), self._num_spins, time.perf_counter() + PATIENCE):
                 return
             self.advance()
@@ -163,12 +191,16 @@ class Node:
                 return number, offset
         return None
 
+    def takes(self, nbytes: int) -> bool:
+        """Whether it sums up arrays of so many bytes that lie elsewhere."""
+        return self.stage_bytes > 0 or self.across is None and nbytes <= FLAT_BYTES
+
     def allocate(self, nbytes: int) -> np.ndarray | None:
         """This rank's part of further shared memory, zeros; None on all ranks where it does not fit. Collective."""
         self.ring.agree("allocate", "uint8", nbytes)
         if not has_room(self.ring, self.size * nbytes):
             return None
-        self.windows.append(Window(self.ring.comm, nbytes))
+        self.windows.append(Window(self.comm, nbytes))
         return self.windows[-1].own[:nbytes]
 
     def close(self) -> None:
@@ -185,19 +217,34 @@ class Node:
             if num_holders == 0:
                 window.free()
         self.windows = []
+        if self.across is not None:
+            self.across.close()
+            self.across.comm.Free()
+            self.comm.Free()
 
 
 def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES) -> None:
-    """Gives the ring its node, where all its ranks share one and there is room. Collective."""
+    """Gives the ring its node, where ranks share one, equally many on each, and there is room. Collective."""
     if ring.size == 1:
         return
     names = np.zeros(ring.size, np.int64)
     names[ring.rank] = name_of_node()
     ring.one_shot(names, "nodes").start().wait()
-    if (names == names[0]).all() and has_room(ring, Node.bytes_needed(ring.size, stage_bytes)):
-        ring.agree("windows")
-        ring.node = Node(ring, stage_bytes)
-        ring.agree("windows are clear")  # of zeros that an owner would write over numbers of the others
+    nodes = nodes_of(names.tolist())
+    per_node = len(nodes[0])
+    if per_node == 1 or any(len(node) != per_node for node in nodes):
+        return
+    if not has_room(ring, Node.bytes_needed(per_node, stage_bytes)):
+        return
+    ring.agree("windows")
+    if len(nodes) == 1:
+        ring.node = Node(ring, ring.comm, nodes[0], None, stage_bytes)
+    else:
+        number = next(number for number, node in enumerate(nodes) if ring.rank in node)
+        place = nodes[number].index(ring.rank)
+        across = Ring(ring.comm.Split(place, number), names=[node[place] for node in nodes])
+        ring.node = Node(ring, ring.comm.Split(number, place), nodes[number], across, stage_bytes)
+    ring.agree("windows are clear")  # of zeros that an owner would write over numbers of the others
 
 
 def allocate_shared(ring: Ring, nbytes: int) -> np.ndarray:
@@ -208,27 +255,3 @@ def allocate_shared(ring: Ring, nbytes: int) -> np.ndarray:
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
-
-
-def name_of_node() -> int:
-    """The same for processes that MPI lets share memory: one host name, one kernel, one /dev/shm."""
-    from mpi4py import MPI
-
-    parts = [MPI.Get_processor_name()]
-    with contextlib.suppress(OSError):
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(os.stat(SHARED_MEMORY).st_dev)]
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
-
-
-def has_room(ring: Ring, nbytes: int) -> bool:
-    """Whether /dev/shm takes so many bytes, and as many again for others. Collective, told once."""
-    free = shared_memory_free()
-    lacking = np.array([free is not None and free < 2 * nbytes], np.int32)
-    ring.one_shot(lacking, "room in shared memory").start().wait()
-    if lacking[0] and ring.rank == 0:
-        print(
-            f"hpctrain: {SHARED_MEMORY} has {(free or 0) >> 20} MiB free, and {2 * nbytes >> 20} are wanted: sums go "
-            "by messages, which is slower; in a container: --shm-size=1g",
-            file=sys.stderr,
-        )
-    return not lacking[0]

@@ -12,50 +12,83 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpctrain.comm.board import DONE
-from hpctrain.comm.node import BLOCK_BYTES, FLAT_BYTES, NUM_FLAT, NUM_STAGES
+from hpctrain.comm.crossing import Crossing, blocks
+from hpctrain.comm.node import FLAT_BYTES, NUM_FLAT, NUM_STAGES
 from hpctrain.plan.grid import piece_of, split_evenly
 
 if TYPE_CHECKING:
     from hpctrain.comm.node_sum import NodeSum
 
 
-class InPlace:
-    """Numbers in a window, at the same offset on all ranks."""
+class Entry:
+    """One step of a sum through a Node; `number` is its place among all entries."""
 
     is_alone = False  # whether this rank's result needs only that all have arrived
+    place = ""  # where the numbers lie in shared memory
 
-    def __init__(self, total: "NodeSum", number: int, offset: int):
-        self.sum, self.place = total, f"{number} {offset}"
-        window = total.node.windows[number]
-        native, rank, size = total.native, total.node.rank, total.node.size
-        nbytes = len(native) * native.itemsize
-        parts = [part[offset : offset + nbytes].view(native.values.dtype) for part in window.parts]
-        chunk = split_evenly(len(native), size)[rank]
-        others = [parts[(rank + step) % size] for step in range(1, size)]
-        self._blocks = [
-            (parts[rank][block], [other[block] for other in others]) for block in blocks(chunk, native.itemsize)
-        ]
+    def __init__(self, total: "NodeSum"):
+        self.sum, self.number = total, 0
 
     def has_room(self) -> bool:
+        """Whether all have read what lay there before."""
         return True
 
     def arrive(self) -> None:
-        """The numbers are where they must be."""
+        """This rank's numbers are where the others read them."""
+
+    def reduce(self) -> None:
+        """What this rank has to sum up is summed up, or on its way over the nodes."""
+        raise NotImplementedError
+
+    def has_crossed(self) -> bool:
+        """Whether the sum over all nodes is there. Raises CollectiveMismatch."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """All others have reduced their share: this rank has the result."""
+
+
+class InPlace(Entry):
+    """Numbers in a window, at the same offset on all ranks."""
+
+    def __init__(self, total: "NodeSum", number: int, offset: int):
+        super().__init__(total)
+        self.place = f"{number} {offset}"
+        native, node = total.native, total.node
+        nbytes = len(native) * native.itemsize
+        parts = [part[offset : offset + nbytes].view(native.values.dtype) for part in node.windows[number].parts]
+        chunk = piece_of(len(native), node.size, node.rank)
+        others = [parts[(node.rank + step) % node.size] for step in range(1, node.size)]
+        self._chunk = [part[chunk.start : chunk.stop] for part in (*others, parts[node.rank])]  # in the order of a sum
+        self._blocks = [[part[block] for part in self._chunk] for block in blocks(len(chunk), native.itemsize)]
 
     def reduce(self) -> None:
         """The own chunk, in all parts."""
-        total = self.sum
-        add_up, scratch, divisor = total.native.add_up, total.node.scratch, total.divisor
-        for own, others in self._blocks:
-            add_up([*others, own], own, scratch, divisor)
-            for other in others:
-                np.copyto(other, own)
+        total, node = self.sum, self.sum.node
+        if node.across is not None:
+            self._crossing = Crossing(total, self._chunk)
+            return
+        add_up, scratch, divisor = total.native.add_up, node.scratch, total.divisor
+        for shares in self._blocks:
+            add_up(shares, shares[-1], scratch, divisor)
+            _write_to_all(shares)
 
-    def finish(self) -> None:
-        """The others wrote their chunks into this rank's part."""
+    def has_crossed(self) -> bool:
+        if not self._crossing.is_done():
+            return False
+        for shares in self._blocks:
+            _write_to_all(shares)
+        del self._crossing
+        return True
 
 
-class Flat:
+def _write_to_all(shares: list[np.ndarray]) -> None:
+    """The last one, which is the sum, replaces the others."""
+    for other in shares[:-1]:
+        np.copyto(other, shares[-1])
+
+
+class Flat(Entry):
     """Few numbers, from anywhere.
 
     They are laid out so that one addition after another, over all numbers at once, adds each chunk in its order: what
@@ -63,10 +96,10 @@ class Flat:
     Of two ranks the order does not matter, and each has a row.
     """
 
-    is_alone, place = True, ""
+    is_alone = True
 
     def __init__(self, total: "NodeSum"):
-        self.sum = total
+        super().__init__(total)
         values, size = total.native.values, total.node.size
         self._length = -(-len(values) // size)
         self._padded = None
@@ -124,20 +157,15 @@ class Flat:
         for target, source in self._taken:
             target[:] = source
 
-    def finish(self) -> None:
-        """Nothing is left to take over."""
 
-
-class Staged:
+class Staged(Entry):
     """A piece of numbers that lie elsewhere: of each chunk the same segment, so that each owner has its share."""
 
-    is_alone, place = False, ""
-
     def __init__(self, total: "NodeSum", segments: list[slice], length: int):
-        self.sum, self._segments, self._length = total, segments, length
+        super().__init__(total)
+        self._segments, self._length = segments, length
 
     def has_room(self) -> bool:
-        """Whether all have read what lay there before."""
         node = self.sum.node
         self._stage = node.num_staged % NUM_STAGES
         return node.board.reached(DONE, node.last_staged[self._stage])
@@ -150,43 +178,45 @@ class Staged:
         places = [slice(i * self._length, i * self._length + s.stop - s.start) for i, s in enumerate(self._segments)]
         for segment, place in zip(self._segments, places):
             np.copyto(stages[node.rank][place], values[segment])
-        self._own = [stage[places[node.rank]] for stage in stages]
+        own = [stage[places[node.rank]] for stage in stages]
+        self._shares = [*own[node.rank + 1 :], *own[: node.rank + 1]]
         self._sums = [stage[place] for stage, place in zip(stages, places)]
 
     def reduce(self) -> None:
         """The own segment, where it was copied to."""
-        total, rank, own = self.sum, self.sum.node.rank, self._own
-        for block in blocks(range(len(own[rank])), total.native.itemsize):
-            shares = [share[block] for share in (*own[rank + 1 :], *own[: rank + 1])]
+        total = self.sum
+        if total.node.across is not None:
+            self._crossing = Crossing(total, self._shares)
+            return
+        for block in blocks(len(self._shares[-1]), total.native.itemsize):
+            shares = [share[block] for share in self._shares]
             total.native.add_up(shares, shares[-1], total.node.scratch, total.divisor)
+
+    def has_crossed(self) -> bool:
+        return self._crossing.is_done()
 
     def finish(self) -> None:
         values = self.sum.native.values
         for segment, share in zip(self._segments, self._sums):
             np.copyto(values[segment], share)
-        del self._own, self._sums
+        del self._shares, self._sums
+        self._crossing = None
 
 
 def entries_of(total: "NodeSum") -> list:
     """How the numbers are summed up: every rank decides the same, or the stamps differ."""
     node, native = total.node, total.native
     nbytes = len(native) * native.itemsize
-    if nbytes <= FLAT_BYTES:
+    if nbytes <= FLAT_BYTES and node.across is None:
         return [Flat(total)]
     place = node.locate(native.values)
     if place is not None:
         return [InPlace(total, *place)]
     chunks = split_evenly(len(native), node.size)
     most = node.stage_bytes // node.size // native.itemsize
-    num_pieces = -(-len(chunks[0]) // most)
+    num_pieces = max(1, -(-len(chunks[0]) // most))
     cut = [split_evenly(len(chunk), num_pieces) for chunk in chunks]
     pieces = [
         [slice(c.start + p[k].start, c.start + p[k].stop) for c, p in zip(chunks, cut)] for k in range(num_pieces)
     ]
     return [Staged(total, piece, most) for piece in pieces]
-
-
-def blocks(span: range, itemsize: int) -> list[slice]:
-    """`span` in parts of at most BLOCK_BYTES."""
-    length = BLOCK_BYTES // itemsize
-    return [slice(begin, min(begin + length, span.stop)) for begin in range(span.start, span.stop, length)]

@@ -13,6 +13,7 @@ Traffic of an all-reduce of S bytes on n ranks: 2(n-1) steps, 2(n-1)/n * S bytes
 rounding of S into n chunks (every message counts, also an empty one, so that nobody finishes before all have joined).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,14 +42,24 @@ class Counters:
 
 
 class Ring:
-    """A ring over all ranks of `comm`, which must be private to it. Collective calls carry a signature."""
+    """A ring over all ranks of `comm`, which must be private to it. Collective calls carry a signature.
 
-    def __init__(self, comm=None, progress: Progress | None = None, *, segment_bytes: int = SEGMENT_BYTES):
+    `names`: what errors call its ranks, where these are part of a larger ring.
+    """
+
+    def __init__(
+        self,
+        comm=None,
+        progress: Progress | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        names: Sequence[int] | None = None,
+    ):
         self.rank, self.size = (comm.rank, comm.size) if comm is not None else (0, 1)
         self.progress = progress or Progress()
         self.counters = Counters()
         self.segment_bytes = segment_bytes
-        self.comm = comm
+        self.comm, self._name = comm, names[self.rank] if names is not None else self.rank
         self.channel = SignatureChannel(comm) if self.size > 1 else None
         self.num_calls, self._closed = 0, False
         self.active: list[Collective | OneShot | NodeSum] = []  # started and not done
@@ -131,7 +142,7 @@ class Ring:
         return self.num_calls - 1
 
     def announce(self, operation: str, dtype: str, length: int, name: str) -> Signature:
-        signature = Signature(self.rank, self.join(f"{operation} {name}"), operation, dtype, length, name)
+        signature = Signature(self._name, self.join(f"{operation} {name}"), operation, dtype, length, name)
         self.channel.announce(signature)
         self.counters.control_messages += 1
         return signature

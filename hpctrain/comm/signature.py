@@ -12,7 +12,7 @@ it was compared.
 import hashlib
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class SignatureChannel:
         self._sends = []  # (request, buffer): a buffer lives until MPI has taken it
         self._arrived: dict[int, Signature] = {}
         self._broken: str | None = None
+        self.disagreement: tuple[Signature, Signature] | None = None
 
     def listen(self) -> None:
         """From here on the left neighbour's word arrives; raises at once on a ring that is broken already."""
@@ -102,7 +103,7 @@ class SignatureChannel:
         if call in self._arrived:
             self.refuse(self._arrived[call], own())
 
-    def refuse(self, left: Signature, own: Signature):
+    def refuse(self, left: Signature, own: Signature) -> NoReturn:
         """Tells everybody that two calls differ, and raises CollectiveMismatch."""
         self._send(_MESSAGE.pack(_DISAGREE, own.rank, left.pack(), own.pack()))
         self._fail(left, own)
@@ -145,7 +146,8 @@ class SignatureChannel:
     def _post(self) -> None:
         self._receive = self._comm.Irecv(self._incoming, self._left, SIGNATURE)
 
-    def _fail(self, left: Signature, own: Signature):
+    def _fail(self, left: Signature, own: Signature) -> NoReturn:
+        self.disagreement = left, own
         self._broken = f"ranks disagree: {left}, but {own}; all ranks must make the same calls in the same order"
         if left.agrees(own):  # in words
             self._broken += ", with arrays that all lie in shared memory, at one place there, or all elsewhere"

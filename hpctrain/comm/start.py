@@ -10,6 +10,7 @@ import warnings
 
 from hpctrain.comm import abort, environment
 
+OPEN_MPI_ONE_SIDED = "OMPI_MCA_osc"  # what moves data between its windows; through ours none is moved
 LITTLE_SHARED_MEMORY = 16 << 20  # bytes; 8 ranks of MPICH take 8 MiB
 
 
@@ -46,6 +47,7 @@ def start_mpi():
         if os.environ.get(environment.SWITCH) != "1":
             environment.check_launcher(said, library)
         warn_of_little_shared_memory(said)
+        os.environ.setdefault(OPEN_MPI_ONE_SIDED, "^ucx")  # which warns of itself at each window where it has no use
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     environment.check_world(said, MPI.COMM_WORLD.size, library)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:

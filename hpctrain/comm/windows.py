@@ -1,13 +1,11 @@
 """Memory that the ranks of one node share: MPI windows that every rank reads and writes like its own."""
 
-import os
 import weakref
 from collections.abc import Callable
 
 import numpy as np
 
 PAGE = 4096  # bytes; no two ranks write to one page
-OPEN_MPI_ONE_SIDED = "OMPI_MCA_osc"  # which of its parts move data between windows; ours move none
 
 
 class Window:
@@ -20,7 +18,6 @@ class Window:
     def __init__(self, comm, nbytes: int):
         from mpi4py import MPI
 
-        os.environ.setdefault(OPEN_MPI_ONE_SIDED, "^ucx")  # which warns of itself where it cannot be used
         size = -(-max(nbytes, 1) // PAGE) * PAGE
         self._window = MPI.Win.Allocate_shared(size, 1, comm=comm)
         self._window.Lock_all(MPI.MODE_NOCHECK)

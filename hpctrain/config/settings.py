@@ -134,7 +134,9 @@ class Config:
     loader_workers: int = flag(0, "processes of each rank that read rows ahead", minimum=0, metavar="N")
     bucket_bytes: int = flag(1 << 20, "size of the pieces in which gradients travel", minimum=1, metavar="BYTES")
     allreduce: str = flag(
-        "auto", "how gradients are summed: by messages (ring), in memory that a node shares (windows)", choices=CHOICES
+        "auto",
+        "how gradients are summed: by messages (ring, doubling), or in memory that a node shares (windows)",
+        choices=CHOICES,
     )
     threads: int | None = flag(
         None,

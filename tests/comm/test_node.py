@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpctrain import AllReduce, Mesh
-from hpctrain.comm import node as node_module
+from hpctrain.comm import node, shared_memory
 from hpctrain.comm.allreduce import all_reduce
 from hpctrain.comm.node import FLAT_BYTES, Node, join_node
 from hpctrain.comm.node_sum import NodeSum
@@ -20,6 +20,14 @@ from tests.comm.test_mismatch import DIFFERENT
 pytestmark = pytest.mark.mpi(min_size=2)
 PLACES = ("window", "elsewhere")
 AROUND = [FLAT_BYTES + delta for delta in (-8, 0, 8)]  # bytes
+
+
+def joined(comm) -> Ring:
+    """A ring with its node; no rank is still in a call of its making, where it would hear of what others do next."""
+    ring = Ring(comm)
+    join_node(ring)
+    comm.Barrier()
+    return ring
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -41,7 +49,7 @@ def test_bfloat16_is_summed_in_float32(comm, peers, shared_seed, place):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("block_bytes", [64, 1000])
 def test_every_size_of_block_and_stage_gives_the_sum(comm, peers, shared_seed, monkeypatch, place, block_bytes):
-    monkeypatch.setattr("hpctrain.comm.node_entries.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("hpctrain.comm.crossing.BLOCK_BYTES", block_bytes)
     lengths = [9000, 10_001]
     assert node_checks.sums(comm, peers, "float64", lengths, place, stage_bytes=4096, seed=shared_seed) == []
 
@@ -104,18 +112,17 @@ def test_random_disagreements_all_end_with_the_error(fresh_comm, shared_seed):
 
 
 def test_an_array_elsewhere_on_one_rank_is_told(fresh_comm):
-    ring = Ring(fresh_comm())
-    join_node(ring)
+    ring = joined(fresh_comm())
     shared = ring.node.allocate(1 << 20).view("f8")
     array = np.zeros(len(shared)) if ring.rank == 0 else shared
+    ring.comm.Barrier()
     with pytest.raises(CollectiveMismatch, match="all lie in shared memory, at one place there, or all elsewhere"):
         NodeSum(ring.node, array, "sum").wait()
     ring.close()
 
 
 def test_shared_memory_of_another_length_is_told(fresh_comm):
-    ring = Ring(fresh_comm())
-    join_node(ring)
+    ring = joined(fresh_comm())
     with pytest.raises(CollectiveMismatch, match="allocate"):
         ring.node.allocate(1000 + ring.rank)
     ring.close()
@@ -157,34 +164,84 @@ def test_memory_that_nobody_looks_at_is_given_back(comm, peers):
 
 def test_without_room_in_shared_memory_sums_go_by_messages(comm, peers, monkeypatch, capfd):
     if comm.rank == comm.size - 1:  # one rank that sees too little is enough
-        monkeypatch.setattr(node_module, "shared_memory_free", lambda: 10 << 20)
+        monkeypatch.setattr(shared_memory, "shared_memory_free", lambda: 1 << 20)
     with Mesh(comm) as mesh:
         reduce = AllReduce(mesh)
-        assert reduce.prepare(np.ones(5), "sum").algorithm == "ring"
+        assert reduce.prepare(np.ones(5), "sum").algorithm == "doubling"
         array = reduce.empty((3, 5))
         array[:] = 1
         assert (reduce(array) == comm.size).all()
-        with pytest.raises(ValueError, match="algorithm='windows': the ranks share no memory"):
+        with pytest.raises(ValueError, match="algorithm='windows': the ranks share no memory, or it has no room"):
             AllReduce(mesh, algorithm="windows")
     told = peers.everybody(capfd.readouterr().err)
     assert told[0].count("MiB free") == 1 and "--shm-size=1g" in told[0] and not any(told[1:])
 
 
-def test_on_two_nodes_there_is_no_shared_memory(comm, monkeypatch):
-    monkeypatch.setattr(node_module, "name_of_node", lambda: comm.rank // (comm.size - 1))
+def test_nodes_of_unequal_numbers_of_ranks_go_by_messages(comm, monkeypatch):
+    monkeypatch.setattr(node, "name_of_node", lambda: comm.rank // (comm.size - 1))
     with Mesh(comm) as mesh:
         assert mesh.data.ring.node is None
         assert (AllReduce(mesh)(np.ones(5)) == comm.size).all()
 
 
+@pytest.fixture(params=["consecutive", "in turns"])
+def two_nodes(comm, monkeypatch, request):
+    """Half of the ranks on each."""
+    if comm.size % 2 or comm.size < 4:
+        pytest.skip("two nodes of at least two ranks")
+    where = comm.rank // (comm.size // 2) if request.param == "consecutive" else comm.rank % 2
+    monkeypatch.setattr(node, "name_of_node", lambda: where)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex64", "int8", "int64"])
+def test_between_nodes_the_sum_is_right_too(comm, peers, two_nodes, shared_seed, dtype, place):
+    lengths = [0, 1, 40, 9000, 100_003]
+    how = {"kind": "whole", "stage_bytes": 16 << 10, "seed": shared_seed}
+    assert node_checks.sums(comm, peers, dtype, lengths, place, **how) == []
+
+
+def test_between_nodes_a_sum_of_16_bits_is_rounded_once(comm, two_nodes):
+    with Mesh(comm) as mesh:
+        array = AllReduce(mesh).empty(20_000, np.float16)
+        array[:] = 2048 if mesh.rank == 0 else 1  # of which no two add up to something new in 16 bits
+        AllReduce(mesh)(array)
+        assert (array == np.float16(2048 + comm.size - 1)).all()
+        del array
+
+
+def test_each_byte_leaves_a_node_once_for_each_half_of_the_way(comm, two_nodes):
+    with Mesh(comm) as mesh:
+        array = AllReduce(mesh).empty(1 << 20)
+        AllReduce(mesh)(array)
+        sent = comm.allreduce(mesh.data.ring.node.across.counters.bytes_sent)
+        assert sent == 2 * array.nbytes  # over two nodes: 2 (2 - 1) / 2 from each
+        del array
+
+
+@pytest.mark.parametrize("calls", DIFFERENT.values(), ids=DIFFERENT)
+def test_between_nodes_a_rank_that_differs_is_told_to_all(fresh_comm, two_nodes, calls):
+    assert checks.disagreement(fresh_comm(), seed=1, calls=calls, odd=1, in_node=True) == []
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_nodes_that_differ_are_told_to_all(fresh_comm, two_nodes, names):
+    ring = joined(fresh_comm())
+    name = names[ring.rank in ring.node.members and ring.node.across.rank]
+    with pytest.raises(CollectiveMismatch, match=f"'{names[0]}.*'{names[1]}|'{names[1]}.*'{names[0]}"):
+        NodeSum(ring.node, np.ones(10), name).wait()
+    ring.close()
+
+
 def test_the_algorithm_may_be_chosen(comm):
     with Mesh(comm) as mesh:
         array = np.ones(1 << 20)
-        wanted = {"auto": "ring", "ring": "ring", "windows": "windows"}
+        wanted = {"auto": "ring", "ring": "ring", "windows": "windows", "doubling": "doubling"}
         assert {each: AllReduce(mesh, algorithm=each).prepare(array).algorithm for each in wanted} == wanted
-        with pytest.raises(ValueError, match="algorithm='fast': it is auto, ring, windows"):
+        with pytest.raises(ValueError, match="algorithm='fast': it is auto, ring, doubling, windows"):
             AllReduce(mesh, algorithm="fast")
         assert all_reduce(mesh.data.ring, array[:5]).algorithm == "windows"
+        assert (AllReduce(mesh, algorithm="doubling")(array) == comm.size).all()
 
 
 def test_who_waits_for_a_sum_uses_next_to_nothing(comm, peers):

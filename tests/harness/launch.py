@@ -83,8 +83,10 @@ def vendor(program: str) -> str:
 
 
 def launcher_env() -> dict[str, str]:
-    """What ranks need in the environment: Open MPI refuses root without; they share cores, so one thread each."""
-    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    """What ranks need in the environment: Open MPI refuses root without, and its UCX warns at each window; they share
+    cores, so one thread each.
+    """
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "OMPI_MCA_osc": "^ucx"}
     if len(mpirun()) > 1 and os.getuid() == 0:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return env

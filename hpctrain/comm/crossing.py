@@ -1,0 +1,45 @@
+"""A sum over nodes: what one rank of each has summed up at home, by messages between them."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpctrain.comm.doubling import Doubling
+from hpctrain.comm.node import BLOCK_BYTES
+from hpctrain.plan.allreduce import by_messages
+
+if TYPE_CHECKING:
+    from hpctrain.comm.node_sum import NodeSum
+
+
+class Crossing:
+    """The sum of `shares`, on the way over the nodes; in the end it is in the last of them. Collective over the nodes.
+
+    Of 16-bit floats the sums travel in float32, and are rounded when they are complete.
+    """
+
+    def __init__(self, total: "NodeSum", shares: list[np.ndarray]):
+        native, node, own = total.native, total.node, shares[-1]
+        self._total, self._own = total, own
+        self._partial = own if native.partial == own.dtype else np.empty(len(own), native.partial)
+        for block in blocks(len(own), native.itemsize):
+            native.add_partially([share[block] for share in shares], self._partial[block], node.scratch)
+        name = f"{total.name} of {len(native)}"
+        by_doubling = by_messages(self._partial.nbytes, node.across.size) == "doubling"
+        all_reduce = partial(Doubling, node.across) if by_doubling else node.across.all_reduce
+        self._moving = all_reduce(self._partial, name).start()
+
+    def is_done(self) -> bool:
+        """Moves it on; when True the sum is complete."""
+        if not self._moving.poll():
+            return False
+        total = self._total
+        total.node.quietly(lambda: total.native.settle(self._partial, self._own, total.divisor))
+        return True
+
+
+def blocks(length: int, itemsize: int) -> list[slice]:
+    """So many items, in parts of at most BLOCK_BYTES."""
+    most = BLOCK_BYTES // itemsize
+    return [slice(begin, min(begin + most, length)) for begin in range(0, length, most)]

@@ -1,0 +1,119 @@
+"""An all-reduce by recursive doubling: for few numbers between ranks that are far apart."""
+
+import time
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from hpctrain.comm.buffer import Buffer, allocate, as_buffer
+from hpctrain.comm.progress import take_back
+from hpctrain.comm.tags import ONE_SHOT
+from hpctrain.plan.doubling import Kind, steps
+
+if TYPE_CHECKING:
+    from hpctrain.comm.ring import Ring
+
+
+class Doubling:
+    """One call on a ring: start, poll until True (or wait). It may be started again when done. As Collective.
+
+    Its tag comes from the signature, so what a rank sends that calls something else is never taken: the ring tells it.
+    """
+
+    algorithm = "doubling"
+
+    def __init__(self, ring: "Ring", array, name: str = ""):
+        self.name = name or "all_reduce"
+        self._ring, self._array = ring, array
+        self.native = as_buffer(array)
+        self.native.check_summable()
+        self._steps = steps(ring.rank, ring.size)
+        partial = self.native.partial
+        self._arriving = Buffer(allocate(len(self.native) * partial.itemsize).view(partial))
+        self.divisor: float = 1  # each sum is divided by it
+        self.began = self.seconds = 0.0  # the last time: by time.perf_counter, and from there to the end
+        self._started, self.done = False, True
+        self._sends: list[Any] = []
+        self._receives: list[Any] = []
+
+    def start(self) -> "Doubling":
+        """Begins; returns self. All ranks must start the same calls in the same order."""
+        self.began = time.perf_counter()
+        self._started = True
+        ring = self._ring
+        if ring.size == 1:
+            return self
+        if not self.done and not ring.broken:
+            raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
+        ring.check_memory(self)
+        self._signature = ring.announce("doubling", self.native.dtype, len(self.native), self.name)
+        self._tag = ONE_SHOT[crc32(self._signature.pack()[4:]) % len(ONE_SHOT)]  # without the rank
+        self._partials = self.native.partials()
+        self._next, self._confirmed, self.done = 0, False, False
+        ring.active.append(self)
+        ring.progress.add(self)
+        self._begin_step()
+        self.poll()
+        return self
+
+    def poll(self) -> bool:
+        """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
+        if self.done:
+            return True
+        self._confirmed = self._confirmed or self._ring.channel.confirmed(self._signature)
+        while self._next < len(self._steps) and self._step_is_done():
+            self._end_step()
+            self._next += 1
+            self._begin_step()
+        self.done = self._confirmed and self._next == len(self._steps)
+        if self.done:
+            self.native.finish(0, len(self.native), self._partials, self.divisor)
+            self.seconds = time.perf_counter() - self.began
+            self._ring.active.remove(self)
+            self._ring.progress.remove(self)
+        else:
+            self._ring.channel.poll()
+        return self.done
+
+    def wait(self) -> None:
+        """Starts it where that never happened; returns when the result is there, at once if it is already."""
+        if not self._started:
+            self.start()
+        self._ring.progress.wait(self.poll)
+
+    def run(self) -> None:
+        """Start and wait."""
+        self.start()
+        self.wait()
+
+    def abandon(self) -> None:
+        """Takes back the receives of a call that will not be finished."""
+        take_back(self._receives)
+
+    def _begin_step(self) -> None:
+        if self._next == len(self._steps):
+            return
+        kind, peer = self._steps[self._next]
+        comm, length = self._ring.comm, len(self.native)
+        if kind in (Kind.SEND, Kind.EXCHANGE):
+            message = self._partials.message(0, length)
+            self._sends = [comm.Isend(message, peer, self._tag)]
+            self._ring.counters.messages_sent += 1
+            self._ring.counters.bytes_sent += message.size
+        if kind != Kind.SEND:
+            buffer = self._partials if kind == Kind.RECEIVE else self._arriving
+            self._receives = [comm.Irecv(buffer.message(0, length), peer, self._tag)]
+
+    def _step_is_done(self) -> bool:
+        self._sends = [request for request in self._sends if not request.Test()]
+        self._receives = [request for request in self._receives if not request.Test()]
+        return not (self._sends or self._receives)
+
+    def _end_step(self) -> None:
+        kind, peer = self._steps[self._next]
+        if kind in (Kind.ADD, Kind.EXCHANGE):
+            own, received = self._partials.values, self._arriving.values
+            first, second = (received, own) if peer < self._ring.rank else (own, received)
+            with np.errstate(all="ignore"):
+                np.add(first, second, out=own)
