@@ -41,7 +41,7 @@ OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEE
 SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
 	$(wildcard benchmarks)
 
-.PHONY: help venv run test hosts-test equivalence bench bench-check hosts-bench hosts-bench-check lint dist wheelhouse \
+.PHONY: help venv run test hosts-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint dist wheelhouse \
 	dist-check clean
 
 help:
@@ -52,7 +52,8 @@ help:
 	@echo "make hosts-test    over four emulated hosts, network namespaces joined by links of 1 Gbit/s; needs root"
 	@echo "make equivalence   every layout equals one process, on 8 ranks"
 	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
-	@echo "make hosts-bench   the ring beside plain TCP over four emulated hosts; hosts-bench-check"
+	@echo "make soak          100,000 random all-reduces while ranks are stopped at random"
+	@echo "make hosts-bench   all-reduce beside plain TCP over four emulated hosts; hosts-bench-check"
 	@echo "make lint          ruff, and the rules of who imports whom"
 	@echo "make dist          wheel and sdist in dist/"
 	@echo "make wheelhouse    wheelhouse/: every wheel that a node without a network needs; EXTRAS=data,report"
@@ -89,15 +90,21 @@ bench bench-check: venv
 	$(LAUNCH) 2 $(BIN)/python benchmarks/peers/pipeline.py $(CHECK)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/peers/messages.py --launch "$(LAUNCH)" $(CHECK)
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/peers/allreduce.py $(CHECK) || exit 1; done
+	$(LAUNCH) 2 $(BIN)/python benchmarks/peers/data_parallel.py --model gpt --steps 1 $(CHECK)
+	for ranks in 2 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/peers/data_parallel.py $(CHECK) || exit 1; done
 	$(LAUNCH) 8 $(BIN)/python benchmarks/staleness.py $(CHECK)
 	$(LAUNCH) 2 $(BIN)/python benchmarks/push_pull.py $(CHECK)
 
 hosts-bench hosts-bench-check: venv
-	$(BIN)/python -m tests.hosts.emulated 4 1 $(abspath $(BIN))/python benchmarks/peers/stream.py $(CHECK)
+	for ranks in 1 2; do $(BIN)/python -m tests.hosts.emulated 4 $$ranks $(abspath $(BIN))/python \
+	    benchmarks/peers/stream.py $(CHECK) || exit 1; done
 bench-check hosts-bench-check: CHECK = --check
 
 test-mpi-%: venv
 	$(BIN)/python tests/suite.py --ranks $*
+
+soak: venv
+	$(BIN)/python -m tests.soak
 
 equivalence: venv
 	$(LAUNCH) 8 $(BIN)/python -m pytest --with-mpi -m mpi tests/train/test_equivalence.py \

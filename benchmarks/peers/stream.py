@@ -1,10 +1,11 @@
-"""The ring beside plain TCP: what a network lets through, and how near to that an all-reduce comes.
+"""An all-reduce beside plain TCP: what a network lets through, and how near to that it comes.
 
     mpirun -n 4 -hosts node1,node2,node3,node4 python benchmarks/peers/stream.py
 
-One rank on each host. A stream is a socket of each rank to its right neighbour, all at once, through which goes what a
-ring must send: 2(n-1)/n of the array. The ring adds up besides. Both take turns in one run; a figure is the median over
-the pairs of what the rank that took longest needed.
+One rank or more on each of n hosts, consecutive ones on each. A stream is a socket of each rank to its counterpart on
+the next host, all at once, through which goes what each host must send, 2(n-1)/n of the array, shared out among its
+ranks. The all-reduce adds up besides. Both take turns in one run; a figure is the median over the pairs of what the
+rank that took longest needed.
 """
 
 import os
@@ -24,17 +25,19 @@ from hpctrain import AllReduce, Mesh
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
 import figures  # noqa: E402
 
-GOAL = 1.2  # so many times as long as the streams the ring may take
+GOAL = 1.2  # so many times as long as the streams the all-reduce may take
 PIECE = 1 << 20  # bytes that a rank hands to its socket at once
-HEADER = f"{'pair':<6}{'ring':>12}{'stream':>12}{'ring / stream':>16}"
+HEADER = f"{'pair':<6}{'all-reduce':>12}{'stream':>12}{'all-reduce / stream':>22}"
 
 
 class Stream:
-    """Sockets to the right neighbour and from the left one. Collective."""
+    """Sockets to the counterpart on the next host and from that on the last one. Collective."""
 
     def __init__(self, mesh: Mesh, listener: socket.socket):
         addresses = mesh.world.all_gather_json((os.uname().nodename, listener.getsockname()[1]))
-        self.right = socket.create_connection(addresses[(mesh.rank + 1) % mesh.size])
+        self.per_host = per_host([host for host, _ in addresses])
+        self.num_hosts = mesh.size // self.per_host
+        self.right = socket.create_connection(addresses[(mesh.rank + self.per_host) % mesh.size])
         self.left, _ = listener.accept()
         self.piece = bytearray(PIECE)
 
@@ -51,6 +54,11 @@ class Stream:
         piece = bytes(PIECE)
         for start in range(0, nbytes, PIECE):
             self.right.sendall(piece[: nbytes - start])
+
+
+def per_host(names: list[str]) -> int:
+    """Ranks on each host; where all are on one, each counts as a host."""
+    return names.count(names[0]) if len(set(names)) > 1 else 1
 
 
 @contextmanager
@@ -82,8 +90,8 @@ def seconds_of(call: Callable, argument, mesh: Mesh) -> float:
 
 
 def line(number: int, pair: dict) -> str:
-    ring, plain = (f"{1e3 * pair[name]:.1f} ms" for name in ("ring", "stream"))
-    return f"{number:<6}{ring:>12}{plain:>12}{pair['ring'] / pair['stream']:>16.3f}"
+    sums, plain = (f"{1e3 * pair[name]:.1f} ms" for name in ("all-reduce", "stream"))
+    return f"{number:<6}{sums:>12}{plain:>12}{pair['all-reduce'] / pair['stream']:>22.3f}"
 
 
 def parse(argv: list[str], num_ranks: int, rank: int = 0):
@@ -103,12 +111,13 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
     return flags
 
 
-def measure(flags, mesh: Mesh, ring: Callable, array: np.ndarray, tell) -> list[dict]:
+def measure(flags, mesh: Mesh, once: Callable, array: np.ndarray, tell) -> list[dict]:
     """Seconds of each side, pair by pair. Collective."""
-    least, pairs = 2 * (mesh.size - 1) * flags.bytes // mesh.size, []
+    pairs = []
     with stream(mesh) as plain:
+        least = 2 * (plain.num_hosts - 1) * flags.bytes // plain.num_hosts // plain.per_host
         plain.move(least)
-        sides = {"ring": (ring, array), "stream": (plain.move, least)}
+        sides = {"all-reduce": (once, array), "stream": (plain.move, least)}
         for number in range(flags.pairs):
             order = list(sides) if number % 2 == 0 else list(reversed(sides))
             pairs.append({name: seconds_of(*sides[name], mesh) for name in order})
@@ -117,25 +126,28 @@ def measure(flags, mesh: Mesh, ring: Callable, array: np.ndarray, tell) -> list[
 
 
 def summary(pairs: list[dict]) -> tuple[str, float]:
-    """A line, and the median of how many times as long the ring took."""
-    ratios = [pair["ring"] / pair["stream"] for pair in pairs]
+    """A line, and the median of how many times as long the all-reduce took."""
+    ratios = [pair["all-reduce"] / pair["stream"] for pair in pairs]
     median, (low, high, inside) = statistics.median(ratios), figures.interval(ratios)
-    return f"ring / stream: {median:.3f}, with {inside:.0%} from {low:.3f} to {high:.3f}", median
+    return f"all-reduce / stream: {median:.3f}, with {inside:.0%} from {low:.3f} to {high:.3f}", median
 
 
 def faults(median: float, checks: bool) -> list[str]:
     late = checks and median > GOAL
-    return [f"the ring takes {median:.2f} times as long as the streams, not {GOAL}"] if late else []
+    return [f"the all-reduce takes {median:.2f} times as long as the streams, not {GOAL}"] if late else []
 
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what is wrong with them. Collective."""
     with Mesh(comm) as mesh:
-        array, ring = np.zeros(flags.bytes // 4, "float32"), AllReduce(mesh)
-        if bad := wrong(mesh, array, ring):
-            return {"pairs": []}, [f"the ring: {bad} wrong elements"]
-        tell(f"{mesh.size} ranks; {flags.bytes} bytes, float32, in place", HEADER, sep="\n", flush=True)
-        pairs = measure(flags, mesh, ring, array, tell)
+        hosts = mesh.world.all_gather_json(os.uname().nodename)
+        reduce = AllReduce(mesh, algorithm="auto" if len(set(hosts)) > 1 else "ring")
+        array = reduce.empty(flags.bytes // 4)
+        algorithm = reduce.prepare(array).algorithm
+        if bad := wrong(mesh, array, reduce):
+            return {"pairs": []}, [f"{algorithm}: {bad} wrong elements"]
+        tell(f"{mesh.size} ranks; {algorithm}; {flags.bytes} bytes, float32, in place", HEADER, sep="\n", flush=True)
+        pairs = measure(flags, mesh, reduce, array, tell)
     told, median = summary(pairs)
     tell(told)
     return {"pairs": pairs}, faults(median, flags.check)

@@ -243,8 +243,10 @@ def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES) -> None:
         number = next(number for number, node in enumerate(nodes) if ring.rank in node)
         place = nodes[number].index(ring.rank)
         across = Ring(ring.comm.Split(place, number), names=[node[place] for node in nodes])
+        across.counters = ring.counters  # what it sends, the ring sends
         ring.node = Node(ring, ring.comm.Split(number, place), nodes[number], across, stage_bytes)
-    ring.agree("windows are clear")  # of zeros that an owner would write over numbers of the others
+    # before anybody writes there, owners have cleared it; nobody hears here of what others call next
+    ring.progress.wait(ring.comm.Ibarrier().Test)
 
 
 def allocate_shared(ring: Ring, nbytes: int) -> np.ndarray:

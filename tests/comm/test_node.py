@@ -23,10 +23,8 @@ AROUND = [FLAT_BYTES + delta for delta in (-8, 0, 8)]  # bytes
 
 
 def joined(comm) -> Ring:
-    """A ring with its node; no rank is still in a call of its making, where it would hear of what others do next."""
     ring = Ring(comm)
     join_node(ring)
-    comm.Barrier()
     return ring
 
 

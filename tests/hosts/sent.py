@@ -13,7 +13,6 @@ import numpy as np
 
 from hpctrain import AllReduce, Mesh
 
-ALGORITHMS = {"ring": AllReduce}
 HEADERS = 14 + 20 + 20 + 12  # bytes of a packet: Ethernet, IP, TCP and its time stamps
 INTERFACE = "eth0:"
 
@@ -37,9 +36,11 @@ def counted(mesh: Mesh) -> int:
 
 def main(algorithm: str, nbytes: int) -> None:
     with Mesh() as mesh:
-        reduce, pattern = ALGORITHMS[algorithm](mesh), np.arange(nbytes // 4, dtype="float32") % 251
-        reduce(pattern.copy())  # connections are made by the first messages
-        array = pattern * (mesh.rank + 1)
+        reduce, pattern = AllReduce(mesh, algorithm=algorithm), np.arange(nbytes // 4, dtype="float32") % 251
+        array = reduce.empty(len(pattern))
+        array[:] = 0
+        reduce(array)  # connections are made by the first messages
+        array[:] = pattern * (mesh.rank + 1)
         before = counted(mesh)
         reduce(array)
         sent = counted(mesh) - before

@@ -10,7 +10,7 @@ from tests.harness.launch import ROOT
 MIB = 1 << 20
 HERE = ROOT / "tests/hosts"
 # ranks on each of four hosts, algorithm, and how many share the array on its way over the network
-SENT = [(1, "ring", 4), (2, "ring", 8)]
+SENT = [(1, "ring", 4), (2, "ring", 8), (2, "windows", 4)]
 
 
 def test_ranks_see_the_hosts_they_are_on(four):

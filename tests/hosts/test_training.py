@@ -41,6 +41,14 @@ def test_eight_ranks_on_four_hosts_train_what_they_train_on_one(on_four, on_one,
     assert on_four[name]["final_loss"] == on_one[name]["final_loss"]
 
 
+def test_sums_in_two_levels_train_the_same_up_to_rounding(on_four, on_one):
+    four, one = on_four["two levels"], on_one["two levels"]
+    assert {each["algorithm"] for each in four["allreduce"] + one["allreduce"]} == {"windows"}
+    assert four["final_loss"] == pytest.approx(one["final_loss"], rel=1e-5)
+    assert one["weights_sha256"] == on_one["replicas"]["weights_sha256"]
+    assert four["bytes_sent_per_rank"] != one["bytes_sent_per_rank"]
+
+
 def test_the_doctor_finds_all_hosts(four):
     result = four.run_mpi(2, [sys.executable, "-m", "hpctrain", "doctor"], timeout=60)
     assert result.returncode == 0 and all(name in result.stdout for name in four.names), result

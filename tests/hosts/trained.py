@@ -13,7 +13,8 @@ from hpctrain.comm.start import start_mpi
 STEPS = ("--steps", "4", "--threads", "1")
 TEXT = (*STEPS, "--task-option", "layers=2", "--task-option", "width=16", "--task-option", "context=16")
 LAYOUTS = {
-    "replicas": TEXT,
+    "replicas": (*TEXT, "--allreduce", "ring"),
+    "two levels": (*TEXT, "--allreduce", "windows"),  # between hosts another order of sums than on one
     "stages": (*TEXT, "--stages", "4"),
     "server": (*STEPS, "--task", "ratings", "--servers", "1"),
 }
