@@ -18,6 +18,7 @@ class Case:
 
 
 RING, BUFFER, MISMATCH = "tests/comm/test_ring.py", "tests/comm/test_buffer.py", "tests/comm/test_mismatch.py"
+NODE, DOUBLING = "tests/comm/test_node.py", "tests/comm/test_doubling.py"
 EXECUTOR, DATA, EQUIVALENCE = (
     "tests/train/test_executor.py",
     "tests/train/test_data.py",
@@ -90,6 +91,9 @@ CASES = [
         (
             f"{RING}::test_every_small_length_gives_the_sum_in_ring_order",
             f"{RING}::test_what_lies_beside_the_array_is_not_touched",
+            f"{NODE}::test_every_dtype_gives_the_sum",
+            f"{NODE}::test_between_nodes_the_sum_is_right_too",
+            f"{DOUBLING}::test_every_dtype_gives_the_sum",
             f"{RING}::test_traffic_follows_the_formula",
         ),
     ),
@@ -107,6 +111,9 @@ CASES = [
         (
             f"{MISMATCH}::test_the_first_the_last_or_a_rank_between_may_differ",
             f"{MISMATCH}::test_fifty_random_disagreements_all_end_with_the_error",
+            f"{NODE}::test_random_disagreements_all_end_with_the_error",
+            f"{NODE}::test_nodes_that_differ_are_told_to_all",
+            f"{DOUBLING}::test_who_disagrees_is_told",
         ),
     ),
     Case("B21", "both sides send first", (f"{RING}::test_no_size_of_message_stops_the_ring",)),
@@ -137,10 +144,28 @@ CASES = [
         (
             f"{RING}::test_the_rules_of_buffers_hold_on_a_slow_network",
             f"{RING}::test_an_array_that_its_caller_forgot_is_still_sent",
+            f"{NODE}::test_who_is_held_up_changes_nothing",
+            f"{NODE}::test_memory_that_somebody_looks_at_stays_when_the_mesh_is_closed",
         ),
     ),
     Case("B19", "a tag past the allowed maximum", (f"{RING}::test_tags_stay_small_however_many_calls_were_made",)),
-    Case("B20", "communicators never freed", ("tests/comm/test_group.py::test_thousands_of_meshes_use_nothing_up",)),
+    Case(
+        "B20",
+        "communicators and windows never freed",
+        (
+            "tests/comm/test_group.py::test_thousands_of_meshes_use_nothing_up",
+            f"{NODE}::test_memory_that_nobody_looks_at_is_given_back",
+        ),
+    ),
+    # bench
+    Case(
+        "Q01",
+        "bandwidth figures misread",
+        (
+            "tests/benchmarks/test_osu_benchmarks.py::test_a_line_is_what_scripts_read",
+            "tests/benchmarks/test_osu_benchmarks.py::test_every_benchmark_runs_and_finds_nothing_wrong",
+        ),
+    ),
     # dtypes
     Case(
         "B03",

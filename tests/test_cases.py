@@ -11,6 +11,7 @@ IDS = {
     "launch": "L01 L03 L04 L06 L07 L08 L09 L10",
     "ring": "B10 B12 B13 B21",
     "buffers": "B01 B06 B08 B16 B17 B19 B20",
+    "bench": "Q01",
     "dtypes": "B03 B05",
     "dataparallel": "D01 D03 D06 D09 D12",
     "pipeline": "P01 P02 P04 P06 P08 P10 P11 P13 P15 P17 P18 P20 P21 P23 P27 P29",

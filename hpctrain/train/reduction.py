@@ -1,6 +1,7 @@
 """The sums of the gradients over the replicas: an all-reduce for each bucket, started again every step."""
 
 import statistics
+import time
 from collections import deque
 
 from hpctrain.comm.allreduce import all_reduce
@@ -8,6 +9,31 @@ from hpctrain.comm.ring import Ring
 from hpctrain.model.gradients import FlatGradients
 
 REMEMBERED = 1000  # steps whose times count in the figures
+
+
+class Times:
+    """How long the sum of a bucket took in each step, and how much of that passed while this rank computed."""
+
+    def __init__(self):
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._hidden: deque[float] = deque(maxlen=REMEMBERED)
+
+    def note(self, began: float, seconds: float, waited_from: float) -> None:
+        """`waited_from`: when this rank had nothing left to compute. By time.perf_counter."""
+        self._seconds.append(seconds)
+        self._hidden.append(min(max(waited_from - began, 0.0), seconds))
+
+    def figures(self, nbytes: int, traffic: float) -> dict:
+        """Bytes; median seconds from start to end, waiting for others included; the bandwidth of `traffic` times the
+        bytes, in bytes/s; the share of the seconds that was hidden behind computation.
+        """
+        seconds, total = statistics.median(self._seconds or [0.0]), sum(self._seconds)
+        return {
+            "bytes": nbytes,
+            "seconds": seconds,
+            "bus_bandwidth": traffic * nbytes / seconds if seconds and traffic else None,
+            "hidden_share": sum(self._hidden) / total if total and traffic else None,
+        }
 
 
 class Reduction:
@@ -18,24 +44,21 @@ class Reduction:
         self.collectives = [
             all_reduce(ring, bucket.flat, f"gradients {i}", algorithm) for i, bucket in enumerate(self._buckets)
         ]
-        self._seconds: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in self._buckets]
+        self._times = [Times() for _ in self._buckets]
 
     def start(self, number: int) -> None:
         self.collectives[number].start()
 
     def wait(self) -> None:
-        for collective, seconds in zip(self.collectives, self._seconds):
+        waited_from = time.perf_counter()
+        for collective, times in zip(self.collectives, self._times):
             collective.wait()
-            seconds.append(collective.seconds)
+            times.note(collective.began, collective.seconds, waited_from)
 
     def figures(self) -> list[dict]:
-        """For each bucket: bytes, median seconds from start to end (waiting included), bus bandwidth in bytes/s."""
-        figures = []
-        for bucket, collective, seconds in zip(self._buckets, self.collectives, self._seconds):
-            size, median = bucket.flat.nbytes, statistics.median(seconds or [0.0])
-            share = 2 * (self._num_ranks - 1) / self._num_ranks
-            bandwidth = share * size / median if median and share else None
-            figures.append(
-                {"algorithm": collective.algorithm, "bytes": size, "seconds": median, "bus_bandwidth": bandwidth}
-            )
-        return figures
+        """For each bucket."""
+        traffic = 2 * (self._num_ranks - 1) / self._num_ranks
+        buckets = zip(self._buckets, self.collectives, self._times)
+        return [
+            {"algorithm": sums.algorithm} | times.figures(each.flat.nbytes, traffic) for each, sums, times in buckets
+        ]

@@ -1,14 +1,13 @@
 """A reduce-scatter of each bucket of gradients; when its owners have stepped, an all-gather of its weights."""
 
-import statistics
-from collections import deque
+import time
 from collections.abc import Collection
 
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.ring import Ring
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.optimizer_shard import OptimizerShard
-from hpctrain.train.reduction import REMEMBERED
+from hpctrain.train.reduction import Times
 
 
 class ShardedReduction:
@@ -28,12 +27,14 @@ class ShardedReduction:
             self.gathers.append(ring.all_gather(weights, f"weights {number}"))
             self._shares.append((2 + is_whole) * (ring.size - 1) / ring.size)
         self._sizes = [weights.nbytes for weights in shard.weights]
-        self._seconds: list[deque[float]] = [deque(maxlen=REMEMBERED) for _ in self._sizes]
+        self._times = [Times() for _ in self._sizes]
+        self._waited_from = 0.0
 
     def start(self, number: int) -> None:
         self.collectives[number].start()
 
     def wait(self) -> None:
+        self._waited_from = time.perf_counter()
         for collective in self.collectives:
             collective.wait()
 
@@ -41,15 +42,11 @@ class ShardedReduction:
         """Replaces all weights by those of their owners. Collective."""
         for gathering in self.gathers:
             gathering.start()
-        for reducing, gathering, seconds in zip(self.collectives, self.gathers, self._seconds):
+        for reducing, gathering, times in zip(self.collectives, self.gathers, self._times):
             gathering.wait()
-            seconds.append(reducing.seconds + gathering.seconds)
+            times.note(reducing.began, reducing.seconds + gathering.seconds, self._waited_from)
 
     def figures(self) -> list[dict]:
-        """For each bucket: bytes, median seconds of both ways from start to end (waiting included), bytes/s."""
-        figures = []
-        for size, share, seconds in zip(self._sizes, self._shares, self._seconds):
-            median = statistics.median(seconds or [0.0])
-            bandwidth = share * size / median if median and share else None
-            figures.append({"algorithm": "ring", "bytes": size, "seconds": median, "bus_bandwidth": bandwidth})
-        return figures
+        """For each bucket, of both ways; only the first one can be hidden."""
+        buckets = zip(self._sizes, self._shares, self._times)
+        return [{"algorithm": "ring"} | times.figures(size, share) for size, share, times in buckets]

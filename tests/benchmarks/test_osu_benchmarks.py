@@ -126,6 +126,9 @@ def test_every_benchmark_runs_and_finds_nothing_wrong(ranks, tmp_path):
         rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         assert [row["size"] for row in rows] == ([0] if name == "osu_barrier" else [2**i for i in range(5, 14)])
         assert all(row.get("wrong", 0) == 0 and row["min"] <= row["max"] for row in rows)
+        if name == "osu_allreduce":  # microseconds of all ranks' mean, so bytes a microsecond are MB/s
+            assert all(row["algbw"] == pytest.approx(row["size"] / row["Avg Latency(us)"]) for row in rows)
+            assert all(row["busbw"] == pytest.approx(row["algbw"] * 2 * (ranks - 1) / ranks) for row in rows)
     assert re.search(r"^# OSU MPI Allreduce Latency Test\n# Size\s+Avg Latency\(us\)", result.stdout, re.MULTILINE)
     assert re.search(r"^4096\s+[\d.]+\s", result.stdout, re.MULTILINE)
 

@@ -32,7 +32,15 @@ KINDS = {  # the schema of summary.json in collective mode
     "bytes_sent_per_rank": [int],
     "messages_sent_per_rank": [int],
     "control_messages_per_rank": [int],
-    "allreduce": [{"algorithm": str, "bytes": int, "seconds": float, "bus_bandwidth": (float, type(None))}],
+    "allreduce": [
+        {
+            "algorithm": str,
+            "bytes": int,
+            "seconds": float,
+            "bus_bandwidth": (float, type(None)),
+            "hidden_share": (float, type(None)),
+        }
+    ],
     "stages": [{"layers": list, "parameters": int, "unsplit": list}],
     "bubble_rate": (dict, type(None)),
     "peak_in_flight": [int],
