@@ -7,7 +7,7 @@ import osu
 import osu_memory
 
 from hpctrain.comm import allreduce as sums
-from hpctrain.comm.node import allocate_shared, join_node
+from hpctrain.comm.nodes import allocate_shared, join_node
 from hpctrain.comm.ring import Ring
 from hpctrain.plan.grid import split_evenly
 

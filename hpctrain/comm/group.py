@@ -9,7 +9,7 @@ import json
 import numpy as np
 
 from hpctrain.comm.buffer import as_buffer
-from hpctrain.comm.node import allocate_shared
+from hpctrain.comm.nodes import allocate_shared
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.ring import Ring
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hpctrain.comm import abort
 from hpctrain.comm.group import Group
 from hpctrain.comm.meeting import Meeting
-from hpctrain.comm.node import join_node
+from hpctrain.comm.nodes import join_node
 from hpctrain.comm.progress import Progress, wait_until
 from hpctrain.comm.start import join_launch
 from hpctrain.plan.grid import Grid, grid_of

@@ -20,10 +20,9 @@ import numpy as np
 from hpctrain.comm.board import ARRIVED, DONE, NBYTES, REDUCED, SLOTS, Board
 from hpctrain.comm.buffer import allocate, quietly
 from hpctrain.comm.ring import Ring
-from hpctrain.comm.shared_memory import has_room, name_of_node
+from hpctrain.comm.shared_memory import has_room
 from hpctrain.comm.signature import CollectiveMismatch, Signature
 from hpctrain.comm.windows import PAGE, Window
-from hpctrain.plan.allreduce import nodes_of
 
 FLAT_BYTES = 64 << 10  # up to here every rank sums up everything: one wait instead of two
 STAGE_BYTES = 1 << 20  # of a rank's numbers that come from elsewhere, at a time
@@ -85,20 +84,15 @@ class Node:
         entry.number = self._num_submitted
         self._entries.append(entry)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is under way."""
-        return not self._entries
-
-    def run_flat(self, entry) -> bool:
-        """All steps of an entry that needs only that all arrive, while nothing else is under way; False: not done yet.
+    def run_alone(self, entry) -> bool:
+        """All steps of an entry while nothing else is under way, on one node; False: it is not done yet.
 
         The same as submit and advance until it is done, in half the time.
         """
         board, fence = self.board, self._fence
         self.submit(entry)
         total, number = entry.sum, entry.number
-        if not entry.has_room():
+        if not (board.reached(DONE, number - SLOTS) and entry.has_room()):
             return False
         entry.arrive()
         board.post(number, total.call, total.stamp, total.words)
@@ -110,9 +104,15 @@ class Node:
         self._reduce(entry)
         fence()
         board.announce(REDUCED, number)
+        self._num_summed = self._num_reduced = 1
+        if not entry.is_alone and not board.wait(REDUCED, number, self._num_spins, time.perf_counter() + PATIENCE):
+            return False
+        fence()
+        entry.finish()
+        fence()
         board.announce(DONE, number)
         self._entries.clear()
-        self._num_arrived = 0
+        self._num_arrived = self._num_summed = self._num_reduced = 0
         return True
 
     def advance(self) -> None:
@@ -221,38 +221,6 @@ class Node:
             self.across.close()
             self.across.comm.Free()
             self.comm.Free()
-
-
-def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES) -> None:
-    """Gives the ring its node, where ranks share one, equally many on each, and there is room. Collective."""
-    if ring.size == 1:
-        return
-    names = np.zeros(ring.size, np.int64)
-    names[ring.rank] = name_of_node()
-    ring.one_shot(names, "nodes").start().wait()
-    nodes = nodes_of(names.tolist())
-    per_node = len(nodes[0])
-    if per_node == 1 or any(len(node) != per_node for node in nodes):
-        return
-    if not has_room(ring, Node.bytes_needed(per_node, stage_bytes)):
-        return
-    ring.agree("windows")
-    if len(nodes) == 1:
-        ring.node = Node(ring, ring.comm, nodes[0], None, stage_bytes)
-    else:
-        number = next(number for number, node in enumerate(nodes) if ring.rank in node)
-        place = nodes[number].index(ring.rank)
-        across = Ring(ring.comm.Split(place, number), names=[node[place] for node in nodes])
-        across.counters = ring.counters  # what it sends, the ring sends
-        ring.node = Node(ring, ring.comm.Split(number, place), nodes[number], across, stage_bytes)
-    # before anybody writes there, owners have cleared it; nobody hears here of what others call next
-    ring.progress.wait(ring.comm.Ibarrier().Test)
-
-
-def allocate_shared(ring: Ring, nbytes: int) -> np.ndarray:
-    """Memory as buffer.allocate gives it; shared, where the ranks share a node and there is room. Collective."""
-    memory = ring.node.allocate(nbytes) if ring.node is not None else None
-    return allocate(nbytes) if memory is None else memory
 
 
 def _rounded(nbytes: int) -> int:

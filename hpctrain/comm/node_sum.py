@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.comm.board import words_of
 from hpctrain.comm.buffer import as_buffer
-from hpctrain.comm.node_entries import Flat, entries_of
+from hpctrain.comm.node_entries import entries_of
 from hpctrain.comm.signature import Signature
 
 if TYPE_CHECKING:
@@ -78,14 +78,13 @@ class NodeSum:
                 self._ring.progress.wait(self.poll)
 
     def run(self) -> None:
-        """As start and wait; of few numbers, with nothing else under way, by a shorter path."""
-        entry = self._entries[0] if len(self._entries) == 1 else None
-        if not isinstance(entry, Flat) or self._ring.active or not self.node.is_idle or not self.done:
+        """As start and wait; with nothing else under way by a shorter path."""
+        if self._ring.active or len(self._entries) != 1 or self.node.across is not None:
             self.start()
         else:
             self.began = time.perf_counter()
             self._join()
-            if self.node.run_flat(entry):
+            if self.node.run_alone(self._entries[0]):
                 self.seconds = time.perf_counter() - self.began
                 return
             self._enlist()

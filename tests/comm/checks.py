@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from hpctrain.comm.node import join_node
 from hpctrain.comm.node_sum import NodeSum
+from hpctrain.comm.nodes import join_node
 from hpctrain.comm.ring import Ring
 from hpctrain.comm.signature import CollectiveMismatch
 from tests.comm.arrays import Guarded, bits_dtype, expected_sum, same, share

@@ -7,9 +7,9 @@ import numpy as np
 
 from hpctrain.comm import node_entries
 from hpctrain.comm.board import REDUCED, Board
-from hpctrain.comm.node import join_node
 from hpctrain.comm.node_entries import Staged
 from hpctrain.comm.node_sum import NodeSum
+from hpctrain.comm.nodes import join_node
 from hpctrain.comm.ring import Ring
 from tests.comm.arrays import GUARD, Guarded, _tensor, bits_dtype, expected_sum, same, share
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from hpctrain import AllReduce, Mesh
-from hpctrain.comm import node, shared_memory
+from hpctrain.comm import nodes, shared_memory
 from hpctrain.comm.allreduce import all_reduce
-from hpctrain.comm.node import FLAT_BYTES, Node, join_node
+from hpctrain.comm.node import FLAT_BYTES, Node
 from hpctrain.comm.node_sum import NodeSum
+from hpctrain.comm.nodes import join_node
 from hpctrain.comm.ring import Ring
 from hpctrain.comm.signature import CollectiveMismatch
 from tests.comm import checks, node_checks
@@ -72,6 +73,24 @@ def test_the_checks_see_a_planted_bug(comm, peers, monkeypatch, bug):
     monkeypatch.setattr(target, attribute, planted)
     found = node_checks.sums(comm, peers, "float64", lengths, place, stage_bytes=4096, held_up=True)
     assert any(peers.everybody(found))
+
+
+@pytest.mark.parametrize("patience", [0.0, 1.0])
+@pytest.mark.parametrize("place", PLACES)
+def test_calls_one_after_another_take_the_shorter_path(comm, peers, monkeypatch, place, patience):
+    """Who loses patience on it goes on as others do."""
+    monkeypatch.setattr("hpctrain.comm.node.PATIENCE", patience)
+    with Mesh(comm) as mesh:
+        reduce = AllReduce(mesh)
+        for turn, length in enumerate([1, 100, 9000, 7, 30_000, 0, 100_003] * 3):
+            array = np.empty(length) if place == "elsewhere" else reduce.empty(length, np.float64)
+            array[:] = comm.rank + turn + np.arange(length) % 5
+            if turn == 9:
+                other = reduce.start(np.ones(9000), "other")
+            reduce(array, "sum")
+            assert (array == sum(range(comm.size)) + comm.size * (turn + np.arange(length) % 5)).all()
+        other.wait()
+        del array
 
 
 @pytest.mark.parametrize("length", [10, 10_000])
@@ -176,7 +195,7 @@ def test_without_room_in_shared_memory_sums_go_by_messages(comm, peers, monkeypa
 
 
 def test_nodes_of_unequal_numbers_of_ranks_go_by_messages(comm, monkeypatch):
-    monkeypatch.setattr(node, "name_of_node", lambda: comm.rank // (comm.size - 1))
+    monkeypatch.setattr(nodes, "name_of_node", lambda: comm.rank // (comm.size - 1))
     with Mesh(comm) as mesh:
         assert mesh.data.ring.node is None
         assert (AllReduce(mesh)(np.ones(5)) == comm.size).all()
@@ -188,7 +207,7 @@ def two_nodes(comm, monkeypatch, request):
     if comm.size % 2 or comm.size < 4:
         pytest.skip("two nodes of at least two ranks")
     where = comm.rank // (comm.size // 2) if request.param == "consecutive" else comm.rank % 2
-    monkeypatch.setattr(node, "name_of_node", lambda: where)
+    monkeypatch.setattr(nodes, "name_of_node", lambda: where)
 
 
 @pytest.mark.parametrize("place", PLACES)

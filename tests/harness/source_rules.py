@@ -43,7 +43,7 @@ ALLOWED = {  # what has no form that doesn't block; each stands behind a polite 
     ("comm/abort.py", "Finalize"),
     ("comm/windows.py", "Allocate_shared"),
     ("comm/windows.py", "Free"),
-    ("comm/node.py", "Split"),
+    ("comm/nodes.py", "Split"),
     ("comm/node.py", "Free"),
 }
 STATE = {"rank", "size", "world", "comm", "communicator"}
