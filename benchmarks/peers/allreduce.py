@@ -7,6 +7,7 @@ a core. The sums of each side are looked at before anything is measured; then ze
 over the pairs of what the rank that took longest needed for a call. gloo is that of torch.distributed.
 """
 
+import importlib.util
 import statistics
 import sys
 import time
@@ -123,6 +124,7 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), metavar="B,B", help="bytes; default: %(default)s")
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="default: 7")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the times over the bytes there")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
     flags = parser.parse_args(argv)
     if num_ranks < 2:
@@ -133,6 +135,8 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
     if not all(size.isdecimal() and int(size) >= 4 and int(size) % 4 == 0 for size in sizes):
         raise ValueError(f"--sizes {flags.sizes}: expected multiples of 4, such as 4096,65536")
     flags.sizes = [int(size) for size in sizes]
+    if flags.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError('--plot: needs the package matplotlib; pip install "hpctrain[report]"')
     return flags
 
 
@@ -149,7 +153,23 @@ def run(flags, comm, tell) -> tuple[dict, list[str]]:
             tell(line(rows[-1]), flush=True)
         dist.destroy_process_group()
         found = mesh.world.broadcast_json(faults(rows, mesh.size, flags.check))
+    if flags.plot and comm.rank == 0:
+        draw([row for row in rows if row["pairs"]], flags.plot)
     return {"rows": rows}, found
+
+
+def draw(rows: list[dict], file: str) -> None:
+    """Medians of each side over the bytes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((7, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="bytes", ylabel="seconds", yscale="log")
+    axes.set_xscale("log", base=2)
+    for side, label in zip(SIDES, ("hpctrain, shared memory", "hpctrain, ring", "MPI_Allreduce", "gloo")):
+        medians = [statistics.median(pair[side] for pair in row["pairs"]) for row in rows]
+        axes.plot([row["bytes"] for row in rows], medians, marker=".", label=label)
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":

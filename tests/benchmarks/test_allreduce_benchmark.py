@@ -70,9 +70,12 @@ def test_a_mistake_is_one_line_that_names_the_flag(peers, argv, ranks, line):
 
 
 def test_a_launch_writes_all_figures(tmp_path):
-    argv = [sys.executable, SCRIPT, "--pairs", "2", "--sizes", "4096,300000", "--json", "found.json"]
+    pytest.importorskip("matplotlib")
+    flags = ["--pairs", "2", "--sizes", "4096,300000", "--json", "found.json", "--plot", "found.png"]
+    argv = [sys.executable, SCRIPT, *flags]
     result = run_mpi(2, argv, timeout=90, cwd=tmp_path)
     assert result.returncode == 0, result
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [each["bytes"] for each in rows] == [4096, 300000]
     assert all(len(each["pairs"]) == 2 and not each["wrong"] for each in rows)
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
