@@ -6,10 +6,9 @@ both sides: processors with a weak memory order may otherwise show the counter f
 """
 
 import os
-import struct
 import time
 
-from hpctrain.comm.signature import Signature
+from hpctrain.comm.signature import HEADER, Signature
 from hpctrain.comm.windows import Window
 
 SLOTS = 16  # entries that may be under way: what the next one writes, nobody reads any more
@@ -18,8 +17,7 @@ ARRIVED, REDUCED, DONE = 0, CACHE_LINE, 2 * CACHE_LINE  # last entry whose data 
 _STAMPS = 3 * CACHE_LINE
 _CALLS = _STAMPS + SLOTS
 _NUM_INTEGERS = _CALLS + SLOTS
-_HEADER = struct.Struct("<iq")  # of a packed signature: rank and call
-WORDS = len(Signature(0, 0, "", "", 0, "").pack()) - _HEADER.size
+WORDS = len(Signature(0, 0, "", "", 0, "").words())
 NBYTES = 8 * _NUM_INTEGERS + SLOTS * WORDS
 
 
@@ -77,8 +75,4 @@ class Board:
         """What that rank calls; `named` is its rank in the error."""
         slot = entry % SLOTS
         words = bytes(self._words[rank][slot * WORDS : (slot + 1) * WORDS])
-        return Signature.unpack(_HEADER.pack(named, self._integers[rank][_CALLS + slot]) + words)
-
-
-def words_of(signature: Signature) -> bytes:
-    return signature.pack()[_HEADER.size :]
+        return Signature.unpack(HEADER.pack(named, self._integers[rank][_CALLS + slot]) + words)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpctrain.comm.buffer import Buffer, allocate, as_buffer
 from hpctrain.comm.progress import take_back
-from hpctrain.comm.tags import ONE_SHOT
+from hpctrain.comm.tags import DOUBLING
 from hpctrain.plan.doubling import Kind, steps
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Doubling:
     """One call on a ring: start, poll until True (or wait). It may be started again when done. As Collective.
 
-    Its tag comes from the signature, so what a rank sends that calls something else is never taken: the ring tells it.
+    Its tag comes from the signature, so what a rank sends that calls something else is not taken: the ring tells it.
+    And from the call, for later steps of one call may come after the first one of the next.
     """
 
     algorithm = "doubling"
@@ -48,7 +49,8 @@ class Doubling:
             raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
         ring.check_memory(self)
         self._signature = ring.announce("doubling", self.native.dtype, len(self.native), self.name)
-        self._tag = ONE_SHOT[crc32(self._signature.pack()[4:]) % len(ONE_SHOT)]  # without the rank
+        sixteen = crc32(self._signature.words()) % (len(DOUBLING) // 16)
+        self._tag = DOUBLING[16 * sixteen + self._signature.call % 16]
         self._partials = self.native.partials()
         self._next, self._confirmed, self.done = 0, False, False
         ring.active.append(self)

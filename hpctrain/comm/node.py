@@ -27,6 +27,7 @@ from hpctrain.comm.windows import PAGE, Window
 FLAT_BYTES = 64 << 10  # up to here every rank sums up everything: one wait instead of two
 STAGE_BYTES = 1 << 20  # of a rank's numbers that come from elsewhere, at a time
 NUM_STAGES = 2
+LARGEST_ITEM = 32  # bytes: two long doubles
 NUM_FLAT = 4  # sums of few numbers that may be under way
 BLOCK_BYTES = 256 << 10  # summed at a time, so that it stays in the cache until it is written to all
 PATIENCE = 1e-3  # seconds of polling before a rank waits as it does for messages
@@ -48,7 +49,9 @@ class Node:
         window = Window(comm, self._flat_at + (self.flat_bytes(self.size) if self.rank == 0 else 0))
         self.windows = [window]
         self.board, self._fence = Board(window, self.rank), window.fence
-        self.scratch = allocate(2 * max(BLOCK_BYTES, FLAT_BYTES + 16 * self.size))  # 16-bit floats become twice as long
+        self.scratch = allocate(
+            2 * max(BLOCK_BYTES, FLAT_BYTES + LARGEST_ITEM * self.size)
+        )  # 16-bit floats become twice as long
         self.quietly = quietly()
         self.num_staged = 0  # entries, so far
         self.last_staged = [0] * NUM_STAGES
@@ -61,7 +64,7 @@ class Node:
     @staticmethod
     def flat_bytes(size: int) -> int:
         """For few numbers of `size` ranks, chunks rounded up to one length."""
-        return NUM_FLAT * size * (FLAT_BYTES + 16 * size)
+        return NUM_FLAT * size * (FLAT_BYTES + LARGEST_ITEM * size)
 
     @staticmethod
     def bytes_needed(size: int, stage_bytes: int) -> int:

@@ -4,7 +4,6 @@ import hashlib
 import time
 from typing import TYPE_CHECKING
 
-from hpctrain.comm.board import words_of
 from hpctrain.comm.buffer import as_buffer
 from hpctrain.comm.node_entries import entries_of
 from hpctrain.comm.signature import Signature
@@ -24,7 +23,7 @@ class NodeSum:
         self.native = as_buffer(array)
         self.native.check_summable()
         unnumbered = Signature(0, 0, "all_reduce", self.native.dtype, len(self.native), self.name)
-        self.words = words_of(unnumbered)
+        self.words = unnumbered.words()
         self._entries = entries_of(self)
         kind = f"{type(self._entries[0]).__name__} {self._entries[0].place}".encode()
         self._stamp = int.from_bytes(hashlib.blake2b(self.words + kind, digest_size=8).digest(), "little") >> 2
@@ -72,10 +71,10 @@ class NodeSum:
         """Starts it where that never happened; returns when the result is there, at once if it is already."""
         if not self._started:
             self.start()
-        if not self.done:
+        if not self.done and not self._ring.broken:
             self.node.wait_briefly(self)
-            if not self.done:
-                self._ring.progress.wait(self.poll)
+        if not self.done:
+            self._ring.progress.wait(self.poll)
 
     def run(self) -> None:
         """As start and wait; with nothing else under way by a shorter path."""

@@ -19,7 +19,8 @@ import numpy as np
 from hpctrain.comm.progress import take_back
 from hpctrain.comm.tags import SIGNATURE
 
-_SIGNATURE = struct.Struct("<iq16s16sq64s")
+HEADER = struct.Struct("<iq")  # of a signature: rank and call
+_SIGNATURE = struct.Struct(HEADER.format + "16s16sq64s")
 _MESSAGE = struct.Struct(f"<ii{_SIGNATURE.size}s{_SIGNATURE.size}s")  # kind, rank that detected, two signatures
 _ANNOUNCE, _DISAGREE = 1, 2
 
@@ -41,6 +42,10 @@ class Signature(NamedTuple):
     def pack(self) -> bytes:
         operation, dtype, name = _fit(self.operation, 16), _fit(self.dtype, 16), _fit(self.name, 64)
         return _SIGNATURE.pack(self.rank, self.call, operation, dtype, self.length, name)
+
+    def words(self) -> bytes:
+        """All of it but who calls and when, packed."""
+        return self.pack()[HEADER.size :]
 
     @classmethod
     def unpack(cls, data: bytes) -> "Signature":
@@ -67,6 +72,7 @@ class SignatureChannel:
 
     def __init__(self, comm):
         self._comm = comm
+        self._rank = comm.rank
         self._right, self._left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         self._incoming = np.empty(_MESSAGE.size, np.uint8)
         self._receive = None
@@ -105,7 +111,7 @@ class SignatureChannel:
 
     def refuse(self, left: Signature, own: Signature) -> NoReturn:
         """Tells everybody that two calls differ, and raises CollectiveMismatch."""
-        self._send(_MESSAGE.pack(_DISAGREE, own.rank, left.pack(), own.pack()))
+        self._send(_MESSAGE.pack(_DISAGREE, self._rank, left.pack(), own.pack()))
         self._fail(left, own)
 
     def poll(self) -> None:

@@ -6,6 +6,7 @@ Far below the 32767 that every MPI grants.
 SIGNATURE = 1  # what each rank of a ring says about its next call
 RING = range(2, 2 + 16384)  # one a call, round and round: far more than calls under way
 ONE_SHOT = range(RING.stop, RING.stop + 1024)  # one a call, as its signature has it
-CLOCK = ONE_SHOT.stop
+DOUBLING = range(ONE_SHOT.stop, ONE_SHOT.stop + 1024)  # in sixteens, one a call, that its signature chooses
+CLOCK = DOUBLING.stop
 SERVICE = range(CLOCK + 1, CLOCK + 1 + 1024)  # between workers and servers
 CHANNELS = range(SERVICE.stop, 32768)

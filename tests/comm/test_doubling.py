@@ -34,14 +34,14 @@ def test_all_ranks_hold_the_same_bits(comm, peers, make_ring, shared_seed, dtype
 
 def test_several_at_once_and_each_again(comm, make_ring):
     ring = make_ring()
-    sums = [Doubling(ring, np.empty(7), f"sum {number % 2}") for number in range(6)]
+    sums = [Doubling(ring, np.empty(7), f"sum {number % 2}") for number in range(12)]
     for turn in range(3):
         for number, each in enumerate(sums):
             each.native.values[:] = comm.rank + number + turn
             each.start()
         for each in reversed(sums):
             each.wait()
-        wanted = [sum(range(comm.size)) + comm.size * (number + turn) for number in range(6)]
+        wanted = [sum(range(comm.size)) + comm.size * (number + turn) for number in range(12)]
         assert [each.native.values[6] for each in sums] == wanted
 
 

@@ -37,6 +37,19 @@ def test_every_dtype_gives_the_sum(comm, peers, shared_seed, dtype, place):
     assert node_checks.sums(comm, peers, dtype, lengths, place, seed=shared_seed) == []
 
 
+@pytest.mark.parametrize("dtype", [">f8", ">f2", ">i4", "complex128", "clongdouble"])
+@pytest.mark.parametrize("place", PLACES)
+def test_other_byte_orders_and_wide_numbers_are_summed(comm, place, dtype):
+    with Mesh(comm) as mesh:
+        for length in (1, 100, 2047, 2048, 9000):
+            reduce = AllReduce(mesh, algorithm="windows")
+            array = reduce.empty(length, dtype) if place == "window" else np.empty(length, dtype)
+            array[:] = np.arange(length) % 11 + comm.rank
+            wanted = comm.size * (np.arange(length) % 11) + sum(range(comm.size))
+            assert (reduce(array) == wanted).all() and array.dtype == np.dtype(dtype)
+        del array
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_bfloat16_is_summed_in_float32(comm, peers, shared_seed, place):
     if comm.size > 3:
