@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hpctrain.comm.buffer import Buffer, allocate, as_buffer
+from hpctrain.comm.call import Call
 from hpctrain.comm.progress import take_back
 from hpctrain.comm.tags import RING
 from hpctrain.plan import ring as steps
@@ -29,25 +30,22 @@ class Span(NamedTuple):
     stop: int
 
 
-class Collective:
-    """One call on a ring: start, poll until True (or wait). It may be started again when done."""
+class Collective(Call):
+    """One call along a ring."""
 
     algorithm = "ring"
 
     def __init__(
         self, ring: "Ring", operation: str, array, name: str, *, reduce: bool, gather: bool, control: bool = False
     ):
-        self.name = name or operation
-        self._ring, self._operation, self._control = ring, operation, control
+        super().__init__(ring, name or operation)
+        self._operation, self._control = operation, control
         self._array = array  # keeps the memory alive
         self.native = as_buffer(array)
         if reduce:
             self.native.check_summable()
         self._itemsize = self.native.partial.itemsize if reduce else self.native.itemsize
         self._lay_out(reduce, gather)
-        self._started, self.done = False, True
-        self.divisor: float = 1  # each sum is divided by it, once, by its owner, before all ranks get it
-        self.began = self.seconds = 0.0  # the last time: by time.perf_counter, and from there to the end
 
     def _lay_out(self, reduce: bool, gather: bool) -> None:
         """Sends and receives as spans, in order: all segments of a step, then the next step."""
@@ -65,25 +63,19 @@ class Collective:
 
     def start(self) -> "Collective":
         """Begins; returns self. All ranks must start the same calls in the same order."""
-        self.began = time.perf_counter()
         if self._ring.size == 1:
-            self._started = True
+            self._started, self.began = True, time.perf_counter()
             return self
-        if not self.done and not self._ring.broken:
-            raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
-        self._ring.check_memory(self)
+        self._begin()
         self._tag = RING[self._ring.num_calls % len(RING)]
         self._signature = self._ring.announce(self._operation, self.native.dtype, len(self.native), self.name)
-        self._started = True
         self._partials = self.native.partials() if self._num_reducing else self.native
         self._under_way = deque()  # receives in order, posted and not yet taken
         self._sending = deque()  # (request, message) in order
         self._num_received = self._num_posted = self._num_sends_done = 0
         self._confirmed = False
-        self.done = False
         self._reserve_scratch()
-        self._ring.active.append(self)
-        self._ring.progress.add(self)
+        self._enlist()
         for _ in range(min(self._pieces, len(self._sends))):
             self._send_next()
         self.poll()
@@ -104,25 +96,11 @@ class Collective:
             self._take()
             self._retire_sends()
             self._post_receives()
-        self.done = self._num_received == len(self._receives) and not self._sending
-        if self.done:
-            self.seconds = time.perf_counter() - self.began
-            self._ring.active.remove(self)
-            self._ring.progress.remove(self)
+        if self._num_received == len(self._receives) and not self._sending:
+            self._leave()
         else:
             self._ring.channel.poll()
         return self.done
-
-    def wait(self) -> None:
-        """Starts it where that never happened; returns when the result is there, at once if it is already."""
-        if not self._started:
-            self.start()
-        self._ring.progress.wait(self.poll)
-
-    def run(self) -> None:
-        """Start and wait."""
-        self.start()
-        self.wait()
 
     def abandon(self) -> None:
         """Takes back the receives of a call that will not be finished."""

@@ -7,6 +7,7 @@ from zlib import crc32
 import numpy as np
 
 from hpctrain.comm.buffer import Buffer, allocate, as_buffer
+from hpctrain.comm.call import Call
 from hpctrain.comm.progress import take_back
 from hpctrain.comm.tags import DOUBLING
 from hpctrain.plan.doubling import Kind, steps
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from hpctrain.comm.ring import Ring
 
 
-class Doubling:
-    """One call on a ring: start, poll until True (or wait). It may be started again when done. As Collective.
+class Doubling(Call):
+    """One call of all ranks of a ring.
 
     Its tag comes from the signature, so what a rank sends that calls something else is not taken: the ring tells it.
     And from the call, for later steps of one call may come after the first one of the next.
@@ -25,36 +26,29 @@ class Doubling:
     algorithm = "doubling"
 
     def __init__(self, ring: "Ring", array, name: str = ""):
-        self.name = name or "all_reduce"
-        self._ring, self._array = ring, array
+        super().__init__(ring, name or "all_reduce")
+        self._array = array
         self.native = as_buffer(array)
         self.native.check_summable()
         self._steps = steps(ring.rank, ring.size)
         partial = self.native.partial
         self._arriving = Buffer(allocate(len(self.native) * partial.itemsize).view(partial))
-        self.divisor: float = 1  # each sum is divided by it
-        self.began = self.seconds = 0.0  # the last time: by time.perf_counter, and from there to the end
-        self._started, self.done = False, True
         self._sends: list[Any] = []
         self._receives: list[Any] = []
 
     def start(self) -> "Doubling":
         """Begins; returns self. All ranks must start the same calls in the same order."""
-        self.began = time.perf_counter()
-        self._started = True
         ring = self._ring
         if ring.size == 1:
+            self._started, self.began = True, time.perf_counter()
             return self
-        if not self.done and not ring.broken:
-            raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
-        ring.check_memory(self)
+        self._begin()
         self._signature = ring.announce("doubling", self.native.dtype, len(self.native), self.name)
         sixteen = crc32(self._signature.words()) % (len(DOUBLING) // 16)
         self._tag = DOUBLING[16 * sixteen + self._signature.call % 16]
         self._partials = self.native.partials()
-        self._next, self._confirmed, self.done = 0, False, False
-        ring.active.append(self)
-        ring.progress.add(self)
+        self._next, self._confirmed = 0, False
+        self._enlist()
         self._begin_step()
         self.poll()
         return self
@@ -68,26 +62,12 @@ class Doubling:
             self._end_step()
             self._next += 1
             self._begin_step()
-        self.done = self._confirmed and self._next == len(self._steps)
-        if self.done:
+        if self._confirmed and self._next == len(self._steps):
             self.native.finish(0, len(self.native), self._partials, self.divisor)
-            self.seconds = time.perf_counter() - self.began
-            self._ring.active.remove(self)
-            self._ring.progress.remove(self)
+            self._leave()
         else:
             self._ring.channel.poll()
         return self.done
-
-    def wait(self) -> None:
-        """Starts it where that never happened; returns when the result is there, at once if it is already."""
-        if not self._started:
-            self.start()
-        self._ring.progress.wait(self.poll)
-
-    def run(self) -> None:
-        """Start and wait."""
-        self.start()
-        self.wait()
 
     def abandon(self) -> None:
         """Takes back the receives of a call that will not be finished."""

@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.call import Call
 from hpctrain.comm.node_entries import entries_of
 from hpctrain.comm.signature import Signature
 
@@ -12,14 +13,14 @@ if TYPE_CHECKING:
     from hpctrain.comm.node import Node
 
 
-class NodeSum:
-    """One call: start, poll until True (or wait). It may be started again when done. As comm/collective.py's."""
+class NodeSum(Call):
+    """One call of all ranks of the ring whose node this is."""
 
     algorithm = "windows"
 
     def __init__(self, node: "Node", array, name: str = ""):
-        self.name = name or "all_reduce"
-        self.node, self._ring, self._array = node, node.ring, array
+        super().__init__(node.ring, name or "all_reduce")
+        self.node, self._array = node, array
         self.native = as_buffer(array)
         self.native.check_summable()
         unnumbered = Signature(0, 0, "all_reduce", self.native.dtype, len(self.native), self.name)
@@ -27,36 +28,23 @@ class NodeSum:
         self._entries = entries_of(self)
         kind = f"{type(self._entries[0]).__name__} {self._entries[0].place}".encode()
         self._stamp = int.from_bytes(hashlib.blake2b(self.words + kind, digest_size=8).digest(), "little") >> 2
-        self.divisor: float = 1  # each sum is divided by it
-        self.began = self.seconds = 0.0  # the last time: by time.perf_counter, and from there to the end
-        self.call = self.stamp = -1
-        self._num_left, self.done, self._started = 0, True, False
+        self.call, self.stamp, self._num_left = -1, -1, 0
         node.sums.add(self)
 
     def start(self) -> "NodeSum":
         """Begins; returns self. All ranks must start the same calls in the same order."""
-        self.began = time.perf_counter()
-        ring, node = self._ring, self.node
-        if not self.done and not ring.broken:
-            raise RuntimeError(f"{self.name} is under way; wait for it before starting it again")
-        if ring.active:
-            ring.check_memory(self)
+        self._begin()
         self._join()
         self._enlist()
         for entry in self._entries:
-            node.submit(entry)
-        node.advance()
+            self.node.submit(entry)
+        self.node.advance()
         return self
 
     def _join(self) -> None:
-        self._started = True
         self.call = self._ring.join(self.name)
         self.stamp = self._stamp + self.call
-
-    def _enlist(self) -> None:
-        self.done, self._num_left = False, len(self._entries)
-        self._ring.active.append(self)
-        self._ring.progress.add(self)
+        self._num_left = len(self._entries)
 
     def poll(self) -> bool:
         """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
@@ -81,10 +69,10 @@ class NodeSum:
         if self._ring.active or len(self._entries) != 1 or self.node.across is not None:
             self.start()
         else:
-            self.began = time.perf_counter()
+            self._begin()
             self._join()
             if self.node.run_alone(self._entries[0]):
-                self.seconds = time.perf_counter() - self.began
+                self.seconds, self._started = time.perf_counter() - self.began, True
                 return
             self._enlist()
         self.wait()
@@ -101,10 +89,7 @@ class NodeSum:
         """One more entry went through."""
         self._num_left -= 1
         if self._num_left == 0:
-            self.seconds = time.perf_counter() - self.began
-            self.done = True
-            self._ring.active.remove(self)
-            self._ring.progress.remove(self)
+            self._leave()
 
     def release(self) -> None:
         """Lets go of all shared memory; it will not be started again."""

@@ -121,6 +121,16 @@ def test_a_mean_is_divided_once_and_may_be_started_again(comm, peers, place, len
         del array, operation
 
 
+def test_who_waits_again_gets_the_same(comm):
+    with Mesh(comm) as mesh:
+        for algorithm in ("windows", "ring", "doubling"):
+            array = np.ones(5)
+            operation = AllReduce(mesh, algorithm=algorithm).prepare(array)
+            operation.run()
+            operation.wait()
+            assert (array == comm.size).all()
+
+
 def test_no_message_carries_data(comm):
     with Mesh(comm) as mesh:
         array = AllReduce(mesh).empty(100_000)
