@@ -59,28 +59,26 @@ def by_c(flags, what: str, program: Path) -> dict[int, float]:
     return {int(size): float(value) for size, value in (line.split() for line in told.splitlines())}
 
 
-def by_python(flags, what: str, file: Path) -> dict[int, float]:
+def by_python(flags, what: str) -> dict[int, float]:
+    """By size."""
     iterations, warmup = (max(1, each // flags.divide) for each in ITERATIONS[what])
     script, low, high = HERE.parent / f"osu_{what}.py", SIZES[what][0], SIZES[what][-1]
-    launch(
-        flags, [sys.executable, script, "--pin", "-i", iterations, "-x", warmup, "-m", f"{low}:{high}", "--json", file]
-    )
-    rows = json.loads(file.read_text())["rows"]
-    column = "Latency (us)" if what == "latency" else "Bandwidth (MB/s)"
-    return {row["size"]: row[column] for row in rows if row["size"] in SIZES[what]}
+    told = launch(flags, [sys.executable, script, "--pin", "-i", iterations, "-x", warmup, "-m", f"{low}:{high}"])
+    rows = [line.split() for line in told.splitlines() if line[:1].isdigit()]
+    return {int(size): float(value) for size, value in rows if int(size) in SIZES[what]}
 
 
 def measure(flags, tell) -> dict[str, list[dict]]:
     """Pairs of each size, by what is measured."""
     found: dict[str, list[dict]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        program, file = built(Path(folder)), Path(folder, "found.json")
+        program = built(Path(folder))
         tell(HEADER, flush=True)
         for what, sizes in SIZES.items():
             pairs = []
             for number in range(flags.pairs):
                 sides = {"c": lambda what=what: by_c(flags, what, program)}
-                sides["python"] = lambda what=what: by_python(flags, what, file)
+                sides["python"] = lambda what=what: by_python(flags, what)
                 order = sorted(sides, reverse=bool(number % 2))
                 pairs.append({side: sides[side]() for side in order})
             found[what] = [
