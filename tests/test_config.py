@@ -53,6 +53,14 @@ def test_what_is_written_is_read_again(tmp_path):
         (["--clip-norm", "0"], "--clip-norm: expected a number > 0, got 0.0"),
         (["--tensorboard", "yes"], "yes: no such flag; --help lists the flags"),
         (["--shard-optimizer", "--servers", "2"], "--shard-optimizer: leave --servers 2 out, they step"),
+        (
+            ["--shard-optimizer", "--allreduce", "doubling"],
+            "--shard-optimizer: sums and weights go along the ring; leave --allreduce doubling out",
+        ),
+        (
+            ["--servers", "1", "--allreduce", "ring"],
+            "--allreduce ring: gradients go to the --servers; leave it out, or take --dense-via ring",
+        ),
         *(
             (
                 ["--shard-optimizer", "--schedule", name],

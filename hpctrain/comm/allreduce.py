@@ -51,7 +51,9 @@ class AllReduce:
 
     def __call__(self, array, name: str = ""):
         """Reduces `array` in place and returns it. `name` stands in error messages. Collective."""
-        self.prepare(array, name).run()
+        operation = self.prepare(array, name)
+        operation.run()
+        operation.release()
         return array
 
     def start(self, array, name: str = ""):
@@ -75,7 +77,7 @@ def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto") -> Co
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None
     takes = node is not None and (in_window or node.takes(nbytes))
-    chosen = choose(algorithm, nbytes, ring.size, takes, in_window)
+    chosen = choose(algorithm, nbytes, ring.size, takes, in_window, ring.spans_nodes)
     if chosen == "windows":
         return NodeSum(node, array, name)
     return Doubling(ring, array, name) if chosen == "doubling" else ring.all_reduce(array, name)

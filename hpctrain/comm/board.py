@@ -12,7 +12,7 @@ from hpctrain.comm.signature import HEADER, Signature
 from hpctrain.comm.windows import Window
 
 SLOTS = 16  # entries that may be under way: what the next one writes, nobody reads any more
-CACHE_LINE = 8  # of 8 bytes each
+CACHE_LINE = 8  # integers of 8 bytes
 ARRIVED, REDUCED, DONE = 0, CACHE_LINE, 2 * CACHE_LINE  # last entry whose data is there, is summed up, is read
 _STAMPS = 3 * CACHE_LINE
 _CALLS = _STAMPS + SLOTS

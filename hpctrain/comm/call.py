@@ -38,6 +38,13 @@ class Call:
         self.start()
         self.wait()
 
+    def release(self) -> None:
+        """Lets go of memory, where it is not to be started again."""
+
+    def _called(self, operation: str) -> str:
+        """What the ranks must agree on: a mean is another call than a sum."""
+        return operation if self.divisor == 1 else f"{operation}/{self.divisor:g}"
+
     def _begin(self) -> None:
         """RuntimeError where it is under way, or its memory is another call's."""
         if not self.done and not self._ring.broken:

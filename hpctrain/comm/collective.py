@@ -68,7 +68,8 @@ class Collective(Call):
             return self
         self._begin()
         self._tag = RING[self._ring.num_calls % len(RING)]
-        self._signature = self._ring.announce(self._operation, self.native.dtype, len(self.native), self.name)
+        operation = self._called(self._operation)
+        self._signature = self._ring.announce(operation, self.native.dtype, len(self.native), self.name)
         self._partials = self.native.partials() if self._num_reducing else self.native
         self._under_way = deque()  # receives in order, posted and not yet taken
         self._sending = deque()  # (request, message) in order

@@ -20,7 +20,7 @@ class Doubling(Call):
     """One call of all ranks of a ring.
 
     Its tag comes from the signature, so what a rank sends that calls something else is not taken: the ring tells it.
-    And from the call, for later steps of one call may come after the first one of the next.
+    Calls of one tag go one after another, for a later step of one may come after the first step of the next.
     """
 
     algorithm = "doubling"
@@ -43,13 +43,15 @@ class Doubling(Call):
             self._started, self.began = True, time.perf_counter()
             return self
         self._begin()
-        self._signature = ring.announce("doubling", self.native.dtype, len(self.native), self.name)
+        self._signature = ring.announce(self._called("doubling"), self.native.dtype, len(self.native), self.name)
         sixteen = crc32(self._signature.words()) % (len(DOUBLING) // 16)
         self._tag = DOUBLING[16 * sixteen + self._signature.call % 16]
         self._partials = self.native.partials()
         self._next, self._confirmed = 0, False
+        self._before = self._of_the_same_tag()
         self._enlist()
-        self._begin_step()
+        if self._before is None:
+            self._begin_step()
         self.poll()
         return self
 
@@ -58,7 +60,9 @@ class Doubling(Call):
         if self.done:
             return True
         self._confirmed = self._confirmed or self._ring.channel.confirmed(self._signature)
-        while self._next < len(self._steps) and self._step_is_done():
+        if self._before is not None:
+            self._wait_for_turn()
+        while self._before is None and self._next < len(self._steps) and self._step_is_done():
             self._end_step()
             self._next += 1
             self._begin_step()
@@ -72,6 +76,18 @@ class Doubling(Call):
     def abandon(self) -> None:
         """Takes back the receives of a call that will not be finished."""
         take_back(self._receives)
+
+    def _of_the_same_tag(self) -> "tuple[Doubling, int] | None":
+        """The last call under way whose messages could be taken for this one's."""
+        same = [each for each in self._ring.active if isinstance(each, Doubling) and each._tag == self._tag]
+        return (same[-1], same[-1]._signature.call) if same else None
+
+    def _wait_for_turn(self) -> None:
+        """Once that call is done here it has sent everything, and what is sent from now on comes after it."""
+        other, call = self._before
+        if other.done or other._signature.call != call:
+            self._before = None
+            self._begin_step()
 
     def _begin_step(self) -> None:
         if self._next == len(self._steps):

@@ -55,7 +55,7 @@ class Mesh:
         self.rank = self.world.rank
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
-        join_node(self.data.ring)
+        join_node(self.data.ring, num_rings=self.grid.num_stages)
         piped = self.grid.num_stages > 1
         self.pipe = Group(self._part(self.replica, self.stage) if piped else None, self.progress)
         self.meeting = Meeting(self.data.ring)
@@ -137,10 +137,7 @@ class Mesh:
             if group.ring.broken:
                 group.close()
             elif group.size > 1:
-                for collective in group.ring.active:  # they stay in this list: a send may still need their memory
-                    self.progress.remove(collective)
-                    collective.abandon()
-                group.ring.channel.abandon()
+                group.ring.abandon()
 
     def __enter__(self):
         return self

@@ -39,19 +39,20 @@ class Node:
     """The ranks of `ring` that share this rank's node: `members`, by their numbers on the ring. Collective.
 
     `comm` holds the members; `across` is a ring of one rank of each node, this one among them, or None where all are on
-    one node. `stage_bytes` 0: it sums up only what lies in its own memory.
+    one node. `stage_bytes` 0: of what does not lie in its own memory it sums up only few numbers. `num_rings` ask for
+    memory at a time, this one included.
     """
 
-    def __init__(self, ring: Ring, comm, members: list[int], across: Ring | None, stage_bytes: int):
+    def __init__(self, ring: Ring, comm, members: list[int], across: Ring | None, stage_bytes: int, num_rings: int = 1):
+        self._num_rings = num_rings
         self.ring, self.members, self.across, self.stage_bytes = ring, members, across, stage_bytes
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._flat_at = _rounded(_STAGES_AT + NUM_STAGES * stage_bytes)  # in the part of rank 0
         window = Window(comm, self._flat_at + (self.flat_bytes(self.size) if self.rank == 0 else 0))
         self.windows = [window]
         self.board, self._fence = Board(window, self.rank), window.fence
-        self.scratch = allocate(
-            2 * max(BLOCK_BYTES, FLAT_BYTES + LARGEST_ITEM * self.size)
-        )  # 16-bit floats become twice as long
+        longest = max(BLOCK_BYTES, FLAT_BYTES + LARGEST_ITEM * self.size)
+        self.scratch = allocate(2 * longest)  # 16-bit floats become twice as long
         self.quietly = quietly()
         self.num_staged = 0  # entries, so far
         self.last_staged = [0] * NUM_STAGES
@@ -90,12 +91,12 @@ class Node:
     def run_alone(self, entry) -> bool:
         """All steps of an entry while nothing else is under way, on one node; False: it is not done yet.
 
-        The same as submit and advance until it is done, in half the time.
+        The same as submit and advance until it is done, in half the time; advance goes on from wherever it stops.
         """
         board, fence = self.board, self._fence
         self.submit(entry)
         total, number = entry.sum, entry.number
-        if not (board.reached(DONE, number - SLOTS) and entry.has_room()):
+        if not (board.reached(DONE, number - SLOTS) and entry.may_arrive()):
             return False
         entry.arrive()
         board.post(number, total.call, total.stamp, total.words)
@@ -123,7 +124,7 @@ class Node:
         board, entries = self.board, self._entries
         while self._num_arrived < len(entries):
             entry = entries[self._num_arrived]
-            if not (board.reached(DONE, entry.number - SLOTS) and entry.has_room()):
+            if not (board.reached(DONE, entry.number - SLOTS) and entry.may_arrive()):
                 break
             entry.arrive()
             board.post(entry.number, entry.sum.call, entry.sum.stamp, entry.sum.words)
@@ -133,6 +134,8 @@ class Node:
         while self._num_summed < self._num_arrived and board.reached(ARRIVED, entries[self._num_summed].number):
             self._reduce(entries[self._num_summed])
             self._num_summed += 1
+        if self.across is not None:
+            self._over_nodes(self.across.progress.poll)  # all that cross, not only the first
         while self._num_reduced < self._num_summed and self._has_crossed(entries[self._num_reduced]):
             self._fence()
             board.announce(REDUCED, entries[self._num_reduced].number)
@@ -196,12 +199,12 @@ class Node:
 
     def takes(self, nbytes: int) -> bool:
         """Whether it sums up arrays of so many bytes that lie elsewhere."""
-        return self.stage_bytes > 0 or self.across is None and nbytes <= FLAT_BYTES
+        return self.stage_bytes > 0 or (self.across is None and nbytes <= FLAT_BYTES)
 
     def allocate(self, nbytes: int) -> np.ndarray | None:
         """This rank's part of further shared memory, zeros; None on all ranks where it does not fit. Collective."""
         self.ring.agree("allocate", "uint8", nbytes)
-        if not has_room(self.ring, self.size * nbytes):
+        if not has_room(self.ring, self.size * nbytes, self._num_rings):
             return None
         self.windows.append(Window(self.comm, nbytes))
         return self.windows[-1].own[:nbytes]

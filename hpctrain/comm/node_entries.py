@@ -29,7 +29,7 @@ class Entry:
     def __init__(self, total: "NodeSum"):
         self.sum, self.number = total, 0
 
-    def has_room(self) -> bool:
+    def may_arrive(self) -> bool:
         """Whether all have read what lay there before."""
         return True
 
@@ -138,7 +138,7 @@ class Flat(Entry):
         runs = [(range(a, b), self._length - (a >= num_long)) for a, b in zip(borders, borders[1:])]
         return [(chunks, length) for chunks, length in runs if length]
 
-    def has_room(self) -> bool:
+    def may_arrive(self) -> bool:
         """Whether all have read what lay there before."""
         return self.sum.node.board.reached(DONE, self.number - NUM_FLAT)
 
@@ -165,7 +165,7 @@ class Staged(Entry):
         super().__init__(total)
         self._segments, self._length = segments, length
 
-    def has_room(self) -> bool:
+    def may_arrive(self) -> bool:
         node = self.sum.node
         self._stage = node.num_staged % NUM_STAGES
         return node.board.reached(DONE, node.last_staged[self._stage])

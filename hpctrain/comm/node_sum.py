@@ -23,12 +23,9 @@ class NodeSum(Call):
         self.node, self._array = node, array
         self.native = as_buffer(array)
         self.native.check_summable()
-        unnumbered = Signature(0, 0, "all_reduce", self.native.dtype, len(self.native), self.name)
-        self.words = unnumbered.words()
         self._entries = entries_of(self)
-        kind = f"{type(self._entries[0]).__name__} {self._entries[0].place}".encode()
-        self._stamp = int.from_bytes(hashlib.blake2b(self.words + kind, digest_size=8).digest(), "little") >> 2
-        self.call, self.stamp, self._num_left = -1, -1, 0
+        self.call, self.stamp, self._num_left = 0, 0, 0
+        self._describe()
         node.sums.add(self)
 
     def start(self) -> "NodeSum":
@@ -41,7 +38,15 @@ class NodeSum(Call):
         self.node.advance()
         return self
 
+    def _describe(self) -> None:
+        """What the board has of it: words, and a number that is equal where these are, and the way of summing up."""
+        self.words, self._described = self.signature().words(), self.divisor
+        way = f"{type(self._entries[0]).__name__} {self._entries[0].place}".encode()
+        self._stamp = int.from_bytes(hashlib.blake2b(self.words + way, digest_size=8).digest(), "little") >> 2
+
     def _join(self) -> None:
+        if self.divisor != self._described:
+            self._describe()
         self.call = self._ring.join(self.name)
         self.stamp = self._stamp + self.call
         self._num_left = len(self._entries)
@@ -71,19 +76,24 @@ class NodeSum(Call):
         else:
             self._begin()
             self._join()
-            if self.node.run_alone(self._entries[0]):
-                self.seconds, self._started = time.perf_counter() - self.began, True
-                return
+            try:
+                if self.node.run_alone(self._entries[0]):
+                    self.seconds, self._started = time.perf_counter() - self.began, True
+                    return
+            except BaseException:
+                if not self._ring.broken:
+                    self._enlist()  # whoever goes on after this is still to finish it with the others
+                raise
             self._enlist()
         self.wait()
 
     def abandon(self) -> None:
-        """Nothing is posted for a call that will not be finished."""
+        """What is posted is posted between nodes, and taken back there."""
 
     def signature(self) -> Signature:
         """What this rank calls."""
         native = self.native
-        return Signature(self._ring.rank, self.call, "all_reduce", native.dtype, len(native), self.name)
+        return Signature(self._ring.rank, self.call, self._called("all_reduce"), native.dtype, len(native), self.name)
 
     def count_done(self) -> None:
         """One more entry went through."""

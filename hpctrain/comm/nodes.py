@@ -1,5 +1,8 @@
 """How the ranks of a ring come to the memory that they share."""
 
+import sys
+from typing import Any
+
 import numpy as np
 
 from hpctrain.comm.buffer import allocate
@@ -9,30 +12,50 @@ from hpctrain.comm.shared_memory import has_room, name_of_node
 from hpctrain.plan.allreduce import nodes_of
 
 
-def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES) -> None:
-    """Gives the ring its node, where ranks share one, equally many on each, and there is room. Collective."""
+def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES, num_rings: int = 1) -> None:
+    """Gives the ring its node, where ranks share one, equally many on each, and there is room. Collective.
+
+    `num_rings`: how many do so at a time, this one included.
+    """
     if ring.size == 1:
         return
     names = np.zeros(ring.size, np.int64)
     names[ring.rank] = name_of_node()
     ring.one_shot(names, "nodes").start().wait()
     nodes = nodes_of(names.tolist())
-    per_node = len(nodes[0])
+    ring.spans_nodes, per_node = len(nodes) > 1, len(nodes[0])
     if per_node == 1 or any(len(node) != per_node for node in nodes):
         return
-    if not has_room(ring, Node.bytes_needed(per_node, stage_bytes)):
+    if not has_room(ring, Node.bytes_needed(per_node, stage_bytes), num_rings):
         return
     ring.agree("windows")
-    if len(nodes) == 1:
-        ring.node = Node(ring, ring.comm, nodes[0], None, stage_bytes)
-    else:
-        number = next(number for number, node in enumerate(nodes) if ring.rank in node)
-        place = nodes[number].index(ring.rank)
-        across = Ring(ring.comm.Split(place, number), names=[node[place] for node in nodes])
-        across.counters = ring.counters  # what it sends, the ring sends
-        ring.node = Node(ring, ring.comm.Split(number, place), nodes[number], across, stage_bytes)
+    number = next(number for number, node in enumerate(nodes) if ring.rank in node)
+    comm, across = _split(ring, nodes, number) if ring.spans_nodes else (ring.comm, None)
+    ring.node = _built(ring, comm, nodes[number], across, stage_bytes, num_rings)
     # before anybody writes there, owners have cleared it; nobody hears here of what others call next
     ring.progress.wait(ring.comm.Ibarrier().Test)
+
+
+def _split(ring: Ring, nodes: list[list[int]], number: int) -> tuple[Any, Ring]:
+    """The ranks of this one's node, and a ring of its counterparts on all nodes."""
+    place = nodes[number].index(ring.rank)
+    across = Ring(ring.comm.Split(place, number), names=[node[place] for node in nodes])
+    across.counters = ring.counters  # what it sends, the ring sends
+    return ring.comm.Split(number, place), across
+
+
+def _built(ring: Ring, *arguments) -> Node | None:
+    """None on all ranks where MPI gives one of them no shared memory."""
+    from mpi4py import MPI
+
+    node, failed = None, np.zeros(1, np.int32)
+    try:
+        node = Node(ring, *arguments)
+    except MPI.Exception as error:
+        failed[0] = 1
+        print(f"hpctrain: rank {ring.rank}: MPI gives no shared memory, sums are slower: {error}", file=sys.stderr)
+    ring.one_shot(failed, "shared memory").start().wait()
+    return None if failed[0] else node
 
 
 def allocate_shared(ring: Ring, nbytes: int) -> np.ndarray:

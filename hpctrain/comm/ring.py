@@ -64,6 +64,7 @@ class Ring:
         self.num_calls, self._closed = 0, False
         self.active: list[Collective | OneShot | NodeSum] = []  # started and not done
         self.node: Node | None = None  # the shared memory of these ranks
+        self.spans_nodes = False
 
     def all_reduce(self, array, name: str = "") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
@@ -106,10 +107,7 @@ class Ring:
         if self._closed or self.size == 1:
             return
         if self.broken:
-            for collective in self.active:  # stays in this list: a send that nobody took may still need its memory
-                self.progress.remove(collective)
-                collective.abandon()
-            self.channel.abandon()
+            self.abandon()
         else:
             self.progress.wait(lambda: not self.active)
             self.agree("close")  # from here on no word can come on this ring, but what follows
@@ -119,6 +117,15 @@ class Ring:
             self.channel.abandon()
             self.progress.wait(self.comm.Ibarrier().Test)  # nobody speaks on a next ring before all stopped listening
         self._closed = True
+
+    def abandon(self) -> None:
+        """Takes back what is posted, of calls that will not be finished."""
+        for call in self.active:  # stays in this list: a send that nobody took may still need its memory
+            self.progress.remove(call)
+            call.abandon()
+        self.channel.abandon()
+        if self.node is not None and self.node.across is not None:
+            self.node.across.abandon()
 
     @property
     def broken(self) -> bool:

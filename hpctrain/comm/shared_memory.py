@@ -22,15 +22,20 @@ def name_of_node() -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
 
 
-def has_room(ring: Ring, nbytes: int) -> bool:
-    """Whether /dev/shm takes so many bytes, and as many again for others. Collective, told once."""
-    free = shared_memory_free()
-    lacking = np.array([free is not None and free < 2 * nbytes], np.int32)
-    ring.one_shot(lacking, "room in shared memory").start().wait()
-    if lacking[0] and ring.rank == 0:
+def has_room(ring: Ring, nbytes: int, num_rings: int) -> bool:
+    """Whether /dev/shm takes so many bytes for each of `num_rings` that ask at a time, and as many again for others.
+
+    Collective; where it does not, rank 0 says so.
+    """
+    free, wanted = np.zeros(ring.size, np.int64), (1 + num_rings) * nbytes
+    free[ring.rank] = shared_memory_free() or 0
+    ring.one_shot(free, "room in shared memory").start().wait()
+    if (least := int(free.min())) >= wanted:
+        return True
+    if ring.rank == 0:
         print(
-            f"hpctrain: {SHARED_MEMORY} has {(free or 0) >> 20} MiB free, and {2 * nbytes >> 20} are wanted: sums go "
-            "by messages, which is slower; in a container: --shm-size=1g",
+            f"hpctrain: {SHARED_MEMORY} has {least >> 20} MiB free, and {wanted >> 20} are wanted: sums are slower "
+            "without; in a container: --shm-size=1g",
             file=sys.stderr,
         )
-    return not lacking[0]
+    return False

@@ -1,12 +1,13 @@
 """Do all ranks make the same call?
 
 Ranks that disagree about the next collective hang, or add numbers that have nothing to do with each other. So the
-first thing a rank sends to its right neighbour in each call is a signature: call number, operation, dtype, length,
-name. Whoever sees two that differ tells the ring, and every rank ends with an error that names both.
+first thing a rank sends to its right neighbour in a call is a signature: call number, operation, dtype, length, name.
+Whoever sees two that differ tells the ring, and every rank ends with an error that names both.
 
-No rank can finish a collective before word of agreement has come all the way round: what it needs from its left
-neighbour depends on what that one received from its own, and nobody touches data before the signature that announced
-it was compared.
+No rank can finish a call along the ring before word of agreement has come all the way round: what it needs from its
+left neighbour depends on what that one received from its own, and nobody touches data before the signature that
+announced it was compared. Calls that go other ways take only what belongs to them: one_shot and doubling by a tag that
+comes from the signature, sums in shared memory by a stamp on each rank's board.
 """
 
 import hashlib
@@ -156,5 +157,5 @@ class SignatureChannel:
         self.disagreement = left, own
         self._broken = f"ranks disagree: {left}, but {own}; all ranks must make the same calls in the same order"
         if left.agrees(own):  # in words
-            self._broken += ", with arrays that all lie in shared memory, at one place there, or all elsewhere"
+            self._broken += ", by one algorithm, with arrays all at one place in shared memory, or all elsewhere"
         raise CollectiveMismatch(self._broken)

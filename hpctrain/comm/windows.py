@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-PAGE = 4096  # bytes; no two ranks write to one page
+PAGE = 4096  # bytes
 
 
 class Window:
@@ -26,7 +26,7 @@ class Window:
         self.parts = [np.frombuffer(memory, np.uint8) for memory in memories]
         self._memory = [weakref.ref(part.base) for part in self.parts]  # that of every view, of a tensor's too
         self.own = self.parts[comm.rank]
-        self.own[:] = 0  # by its owner: the pages are near the core that uses them, and taken now, not in a bus error
+        self.own[:] = 0  # by its owner: the pages are near the core that uses them, and taken from here on
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """Where memory at `address` lies in this rank's part, None where it does not."""

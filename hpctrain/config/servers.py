@@ -42,6 +42,10 @@ def check_servers(config: Config) -> None:
         raise UsageError(f"--servers {config.servers}: --schedule {config.schedule} is for stages; take 1f1b")
     if config.on_nan == "skip":
         raise UsageError("--on-nan skip: with --servers no worker waits for all to agree; take stop")
+    if config.allreduce != "auto" and config.dense_via == "ps":
+        raise UsageError(
+            f"--allreduce {config.allreduce}: gradients go to the --servers; leave it out, or take --dense-via ring"
+        )
     _check_staleness(config)
     _check_update(config)
 

@@ -185,8 +185,10 @@ class Config:
             raise UsageError(
                 f"--shard-optimizer: --schedule {self.schedule} has no flush, at which weights come together; take 1f1b"
             )
-        if self.shard_optimizer and self.allreduce == "windows":
-            raise UsageError("--shard-optimizer: sums and weights go along the ring; leave --allreduce windows out")
+        if self.shard_optimizer and self.allreduce not in ("auto", "ring"):
+            raise UsageError(
+                f"--shard-optimizer: sums and weights go along the ring; leave --allreduce {self.allreduce} out"
+            )
 
 
 def early_stop_rule(text: str) -> tuple[str, int, str]:

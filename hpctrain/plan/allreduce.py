@@ -4,25 +4,32 @@ ALGORITHMS = ("ring", "doubling", "windows")
 CHOICES = ("auto", *ALGORITHMS)
 LARGEST_STAGED = 4 << 20  # bytes: what is larger and lies elsewhere costs more to copy than to send
 LARGEST_DOUBLED = 256 << 10  # bytes: what is larger the ring cuts, and adds one part while the next travels
+LARGEST_MESSAGE = 1 << 30  # bytes
 LATENCY = 50e-6  # seconds that a message takes, however short: over TCP, or to a rank that has to be woken
 SECONDS_PER_BYTE = 1e-9  # of a link of 10 Gbit/s; a faster one has a shorter latency too
 
 
-def choose(algorithm: str, nbytes: int, num_ranks: int, takes: bool, in_window: bool) -> str:
+def choose(algorithm: str, nbytes: int, num_ranks: int, takes: bool, in_window: bool, spans_nodes: bool = False) -> str:
     """The one of ALGORITHMS for an array of `nbytes` on `num_ranks`.
 
     `algorithm` is of CHOICES; `takes`: ranks share memory with others, and have room there for this array; `in_window`:
-    it lies there already. ValueError for what cannot be done.
+    it lies there already; `spans_nodes`: not all are on one node. On one node `auto` gives the same bits whatever room
+    there is. ValueError for what cannot be done.
     """
     if algorithm not in CHOICES:
         raise ValueError(f"algorithm={algorithm!r}: it is {', '.join(CHOICES)}")
     if algorithm == "windows" and not takes:
-        raise ValueError("algorithm='windows': the ranks share no memory, or it has no room; use 'auto' or 'ring'")
+        raise ValueError(
+            "algorithm='windows': the ranks share no memory, or unequally many are on a node, or it has no room; "
+            "use 'auto' or 'ring'"
+        )
+    if algorithm == "doubling" and nbytes > LARGEST_MESSAGE:
+        raise ValueError(f"algorithm='doubling': {nbytes} bytes in one message are too many; use 'auto' or 'ring'")
     if algorithm != "auto":
         return algorithm
     if takes and (in_window or nbytes <= LARGEST_STAGED):
         return "windows"
-    return by_messages(nbytes, num_ranks)
+    return by_messages(nbytes, num_ranks) if spans_nodes else "ring"
 
 
 def by_messages(nbytes: int, num_ranks: int) -> str:

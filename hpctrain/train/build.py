@@ -124,10 +124,13 @@ def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | Non
         try:
             check_algorithm(config.allreduce, mesh.data.ring)
         except ValueError:
-            raise AgreedError("--allreduce windows: the replicas share no memory; auto takes the ring there") from None
+            raise AgreedError(
+                "--allreduce windows: the replicas share no memory, or unequally many are on a node, or /dev/shm has "
+                "no room; auto takes messages there"
+            ) from None
     summed_here = roles is None or config.dense_via == "ring"
-    by_ring = config.allreduce == "ring" or config.shard_optimizer
-    memory = mesh.data.allocate if summed_here and not by_ring else allocate
+    in_windows = config.allreduce in ("auto", "windows") and not config.shard_optimizer
+    memory = mesh.data.allocate if summed_here and in_windows else allocate
     return FlatGradients(stage.named_parameters(), memory, config.bucket_bytes)
 
 

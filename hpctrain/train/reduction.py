@@ -18,9 +18,12 @@ class Times:
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
         self._hidden: deque[float] = deque(maxlen=REMEMBERED)
 
-    def note(self, began: float, seconds: float, waited_from: float) -> None:
-        """`waited_from`: when this rank had nothing left to compute. By time.perf_counter."""
-        self._seconds.append(seconds)
+    def note(self, began: float, seconds: float, waited_from: float, behind: float = 0.0) -> None:
+        """`waited_from`: when this rank had nothing left to compute; `behind`: seconds that came after that besides.
+
+        By time.perf_counter.
+        """
+        self._seconds.append(seconds + behind)
         self._hidden.append(min(max(waited_from - began, 0.0), seconds))
 
     def figures(self, nbytes: int, traffic: float) -> dict:

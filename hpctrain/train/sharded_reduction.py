@@ -44,7 +44,7 @@ class ShardedReduction:
             gathering.start()
         for reducing, gathering, times in zip(self.collectives, self.gathers, self._times):
             gathering.wait()
-            times.note(reducing.began, reducing.seconds + gathering.seconds, self._waited_from)
+            times.note(reducing.began, reducing.seconds, self._waited_from, gathering.seconds)
 
     def figures(self) -> list[dict]:
         """For each bucket, of both ways; only the first one can be hidden."""

@@ -28,7 +28,9 @@ class GlobalGradients:
     ):
         group = mesh.add_group()
         self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
-        self._flat = FlatGradients(parameters, allocate if algorithm == "ring" else group.allocate, bucket_bytes)
+        self._flat = FlatGradients(
+            parameters, group.allocate if algorithm in ("auto", "windows") else allocate, bucket_bytes
+        )
         self._flat.attach(())
         self._sums = Reduction(self._flat, group.ring, algorithm)
         self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll

@@ -96,6 +96,6 @@ def _write_to_all_but_the_last(shares):
 
 BUGS = {  # what becomes what, and where the law is looked at
     "does not wait for the sums of others": (Board, "reached", _do_not_wait_for_the_sums, "elsewhere", [9000]),
-    "copies into a stage that others read": (Staged, "has_room", _take_a_stage_that_is_in_use, "elsewhere", [9000]),
+    "copies into a stage that others read": (Staged, "may_arrive", _take_a_stage_that_is_in_use, "elsewhere", [9000]),
     "keeps a sum from one rank": (node_entries, "_write_to_all", _write_to_all_but_the_last, "window", [9000]),
 }

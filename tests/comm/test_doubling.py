@@ -11,6 +11,7 @@ from hpctrain.comm.ring import Ring
 from hpctrain.comm.signature import CollectiveMismatch
 from hpctrain.plan.doubling import steps
 from tests.comm.arrays import FLOATS, INTEGERS, Guarded, expected_sum, same, share
+from tests.comm.watched import WatchedComm
 
 pytestmark = pytest.mark.mpi
 
@@ -43,6 +44,20 @@ def test_several_at_once_and_each_again(comm, make_ring):
             each.wait()
         wanted = [sum(range(comm.size)) + comm.size * (number + turn) for number in range(12)]
         assert [each.native.values[6] for each in sums] == wanted
+
+
+def test_many_of_one_name_at_once_over_a_lazy_network(comm, peers):
+    """More than there are tags for a name: messages of one call must not be taken for another's."""
+    ring = Ring(WatchedComm(comm, 7, 1))
+    arrays = [np.full(5, float(comm.rank + 10 * number)) for number in range(40)]
+    calls = [Doubling(ring, array) for array in arrays]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.wait()
+    ring.close()
+    wanted = [sum(rank + 10 * number for rank in range(comm.size)) for number in range(40)]
+    assert [array.tolist() for array in arrays] == [[each] * 5 for each in wanted]
 
 
 def test_a_mean_of_16_bits_is_rounded_once(comm):

@@ -17,6 +17,7 @@ from hpctrain.comm.signature import CollectiveMismatch
 from tests.comm import checks, node_checks
 from tests.comm.arrays import FLOATS, INTEGERS
 from tests.comm.test_mismatch import DIFFERENT
+from tests.comm.watched import WatchedComm
 
 pytestmark = pytest.mark.mpi(min_size=2)
 PLACES = ("window", "elsewhere")
@@ -156,9 +157,33 @@ def test_an_array_elsewhere_on_one_rank_is_told(fresh_comm):
     shared = ring.node.allocate(1 << 20).view("f8")
     array = np.zeros(len(shared)) if ring.rank == 0 else shared
     ring.comm.Barrier()
-    with pytest.raises(CollectiveMismatch, match="all lie in shared memory, at one place there, or all elsewhere"):
+    with pytest.raises(CollectiveMismatch, match="by one algorithm, with arrays all at one place in shared memory"):
         NodeSum(ring.node, array, "sum").wait()
     ring.close()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "windows"])
+def test_a_mean_on_one_rank_and_a_sum_on_another_are_told(fresh_comm, algorithm):
+    mesh = Mesh(fresh_comm())
+    with pytest.raises(CollectiveMismatch, match=r"/\d+ 'x'"):
+        AllReduce(mesh, "mean" if mesh.rank == 0 else "sum", algorithm)(np.ones(5), "x")
+    mesh.close()
+
+
+def test_a_call_that_was_interrupted_is_finished_with_the_others(comm, peers, monkeypatch):
+    """On the shorter path, by Ctrl-C say: who catches that and goes on keeps nobody waiting."""
+    with Mesh(comm) as mesh:
+        array, board = np.ones(5), mesh.data.ring.node.board
+        if mesh.rank == 0:
+            monkeypatch.setattr(board, "wait", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+            operation = AllReduce(mesh).prepare(array)
+            with pytest.raises(KeyboardInterrupt):
+                operation.run()
+            monkeypatch.undo()
+            operation.wait()
+        else:
+            AllReduce(mesh)(array)
+        assert (array == comm.size).all()
 
 
 def test_shared_memory_of_another_length_is_told(fresh_comm):
@@ -207,11 +232,14 @@ def test_without_room_in_shared_memory_sums_go_by_messages(comm, peers, monkeypa
         monkeypatch.setattr(shared_memory, "shared_memory_free", lambda: 1 << 20)
     with Mesh(comm) as mesh:
         reduce = AllReduce(mesh)
-        assert reduce.prepare(np.ones(5), "sum").algorithm == "doubling"
+        assert reduce.prepare(np.ones(5), "sum").algorithm == "ring"
         array = reduce.empty((3, 5))
         array[:] = 1
         assert (reduce(array) == comm.size).all()
-        with pytest.raises(ValueError, match="algorithm='windows': the ranks share no memory, or it has no room"):
+        with pytest.raises(
+            ValueError,
+            match="algorithm='windows': the ranks share no memory, or unequally",
+        ):
             AllReduce(mesh, algorithm="windows")
     told = peers.everybody(capfd.readouterr().err)
     assert told[0].count("MiB free") == 1 and "--shm-size=1g" in told[0] and not any(told[1:])
@@ -262,6 +290,17 @@ def test_each_byte_leaves_a_node_once_for_each_half_of_the_way(comm, two_nodes):
 @pytest.mark.parametrize("calls", DIFFERENT.values(), ids=DIFFERENT)
 def test_between_nodes_a_rank_that_differs_is_told_to_all(fresh_comm, two_nodes, calls):
     assert checks.disagreement(fresh_comm(), seed=1, calls=calls, odd=1, in_node=True) == []
+
+
+def test_nothing_stays_posted_of_what_crosses_when_ranks_disagree(fresh_comm, two_nodes, peers):
+    ring = joined(fresh_comm())
+    across = ring.node.across = Ring(WatchedComm(ring.node.across.comm))
+    NodeSum(ring.node, np.ones(10_000), "crosses").start()
+    peers.everybody()
+    with pytest.raises(CollectiveMismatch):
+        NodeSum(ring.node, np.ones(5), str(ring.rank == 0)).wait()
+    ring.close()
+    assert [request for request in across.comm.pending if request.what == "receive"] == []
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])

@@ -57,19 +57,20 @@ def test_messages_are_few_or_short(num_ranks, nbytes, wanted):
 
 
 @pytest.mark.parametrize(
-    "nbytes, takes, in_window, wanted",
+    "nbytes, takes, in_window, spans_nodes, wanted",
     [
-        (100, True, False, "windows"),
-        (100, True, True, "windows"),
-        (100, False, False, "doubling"),
-        (LARGEST_STAGED, True, False, "windows"),
-        (LARGEST_STAGED + 1, True, False, "ring"),
-        (1 << 30, True, True, "windows"),
-        (1 << 30, False, False, "ring"),
+        (100, True, False, False, "windows"),
+        (100, True, True, True, "windows"),
+        (100, False, False, True, "doubling"),
+        (100, False, False, False, "ring"),
+        (LARGEST_STAGED, True, False, False, "windows"),
+        (LARGEST_STAGED + 1, True, False, False, "ring"),
+        (1 << 30, True, True, False, "windows"),
+        (1 << 30, False, False, True, "ring"),
     ],
 )
-def test_auto_goes_by_place_and_size(nbytes, takes, in_window, wanted):
-    assert choose("auto", nbytes, 8, takes, in_window) == wanted
+def test_auto_goes_by_place_and_size(nbytes, takes, in_window, spans_nodes, wanted):
+    assert choose("auto", nbytes, 8, takes, in_window, spans_nodes) == wanted
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "doubling", "windows"])
@@ -78,8 +79,13 @@ def test_what_is_asked_for_is_taken(algorithm):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="algorithm='windows': the ranks share no memory, or it has no room"):
+    with pytest.raises(
+        ValueError,
+        match="algorithm='windows': the ranks share no memory, or unequally",
+    ):
         choose("windows", 100, 8, False, False)
+    with pytest.raises(ValueError, match="algorithm='doubling': 1073741825 bytes in one message are too many"):
+        choose("doubling", (1 << 30) + 1, 8, True, True)
     with pytest.raises(ValueError, match="algorithm='best': it is auto, ring, doubling, windows"):
         choose("best", 100, 8, True, True)
 

@@ -9,6 +9,8 @@ from hpctrain.train.synchronise import GlobalGradients
 class Nothing:
     """An exchange that does not happen."""
 
+    began = seconds = 0.0
+
     def start(self):
         pass
 

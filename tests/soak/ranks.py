@@ -32,15 +32,17 @@ def draw(rng: random.Random) -> tuple[str, str, int, bool]:
 
 
 def turn_of(mesh: Mesh, rng: random.Random, turn: int, windows: list[np.ndarray]) -> list[str]:
-    """One to three calls, begun together and waited for in another order; what is wrong with them."""
+    """Some calls, begun together and waited for in another order, perhaps a barrier between; what is wrong with them."""
     begun, free = [], list(windows)
-    for number in range(rng.randint(1, 3)):
+    for number in range(rng.choice([1, 1, 2, 3, 6])):
         algorithm, dtype, length, in_window = draw(rng)
         own = share(dtype, length, mesh.rank, turn + number)
         array = free.pop()[: own.nbytes].view(dtype) if in_window else own
         array[:] = own
         call = AllReduce(mesh, algorithm=algorithm).start(array, f"turn {turn}.{number}")
         begun.append((call, array, number, f"{algorithm} {dtype} x {length}, in window: {in_window}"))
+        if rng.random() < 0.1:
+            mesh.barrier()
     for call, *_ in rng.sample(begun, len(begun)):
         call.wait()
     found = []
@@ -57,7 +59,7 @@ def main(folder: str, turns: int, seed: int) -> int:
         with Mesh() as mesh:
             if first == 0:
                 Path(folder, f"{mesh.rank}.pid").write_text(str(os.getpid()))
-            windows = [AllReduce(mesh).empty(WINDOW_BYTES, np.uint8) for _ in range(3)]
+            windows = [AllReduce(mesh).empty(WINDOW_BYTES, np.uint8) for _ in range(6)]
             for turn in range(first, min(turns, first + TURNS_OF_A_MESH)):
                 found += turn_of(mesh, random.Random(f"{seed} {turn}"), turn, windows)
             del windows

@@ -13,6 +13,12 @@ def test_the_hidden_share_is_what_passed_before_the_rank_waited():
     assert figures == {"bytes": 1000, "seconds": 1.0, "bus_bandwidth": 1500.0, "hidden_share": pytest.approx(2.5 / 4)}
 
 
+def test_what_comes_behind_is_never_hidden():
+    times = Times()
+    times.note(10.0, 1.0, 11.5, behind=0.5)
+    assert times.figures(1000, 1.0)["hidden_share"] == pytest.approx(1 / 1.5)
+
+
 def test_one_rank_alone_has_no_bandwidth():
     times = Times()
     times.note(1.0, 0.5, 1.2)
