@@ -32,7 +32,7 @@ def draw(rng: random.Random) -> tuple[str, str, int, bool]:
 
 
 def turn_of(mesh: Mesh, rng: random.Random, turn: int, windows: list[np.ndarray]) -> list[str]:
-    """Some calls, begun together and waited for in another order, perhaps a barrier between; what is wrong with them."""
+    """Some calls, begun together and waited for in another order; what is wrong with them."""
     begun, free = [], list(windows)
     for number in range(rng.choice([1, 1, 2, 3, 6])):
         algorithm, dtype, length, in_window = draw(rng)
