@@ -4,6 +4,7 @@ Only scripts that train load torch, which takes long to start on each rank.
 """
 
 import os
+import re
 import sys
 import textwrap
 import time
@@ -33,6 +34,7 @@ for step in range(4):
         {fault}
     AllReduce(mesh, "mean")(np.ones(100), "step")
 """
+CLOSES = r"rank 1 call (\d+) close .*, but rank \d call \1 .*'step'|'step' .*, but rank 1 call \d+ close"
 MESH_FIRST = ""
 MPI_FIRST = "from mpi4py import MPI\n"
 
@@ -58,14 +60,14 @@ def script(tmp_path):
     [
         ("threading.Thread(target=fail).start(); time.sleep(3600)", 1, "ValueError: boom"),
         ("happens(); import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", 130, "KeyboardInterrupt"),
-        ("happens(); sys.exit(3)", 1, "'step' (f8 x 100), but rank 1 call 2 close"),
-        ("happens(); break", 1, "'step' (f8 x 100), but rank 1 call 2 close"),
+        ("happens(); sys.exit(3)", 1, CLOSES),
+        ("happens(); break", 1, CLOSES),
     ],
 )
 def test_what_ends_one_rank_ends_the_job(script, fault, code, words):
     result = script(LOOP.format(fault=fault))
     assert result.returncode == code, result
-    assert "Traceback (most recent call last)" in result.stderr and words in result.stderr, result
+    assert "Traceback (most recent call last)" in result.stderr and re.search(words, result.stderr), result
 
 
 @pytest.mark.parametrize("first", (MESH_FIRST, MPI_FIRST), ids=("mesh-first", "mpi-first"))
