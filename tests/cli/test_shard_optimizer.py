@@ -13,7 +13,7 @@ from tests.cli.test_train import KINDS, TINY, check_schema, train
 def runs(tmp_path_factory):
     """Folder and summary of a run with a whole optimizer, and of one with a shared one."""
     folder = tmp_path_factory.mktemp("runs")
-    flags = {"whole": [], "shared": ["--shard-optimizer"]}
+    flags = {"whole": ["--allreduce", "ring"], "shared": ["--shard-optimizer"]}
     how = [*TINY, "--trace", "--eval-every", "3", "--eval-batches", "2", "--bucket-bytes", "4096"]
     return {name: (folder / name, train(4, folder / name, *how, *extra)[0]) for name, extra in flags.items()}
 

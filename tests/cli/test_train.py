@@ -93,9 +93,11 @@ def eight(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """With a lower thread level, and a number of threads, in the environment."""
+    """By the ring; with a lower thread level, and a number of threads, in the environment."""
     folder = tmp_path_factory.mktemp("runs") / "two"
-    return folder, *train(2, folder, *TINY, env={"MPI4PY_RC_THREAD_LEVEL": "single", "OMP_NUM_THREADS": "3"})
+    return folder, *train(
+        2, folder, *TINY, "--allreduce", "ring", env={"MPI4PY_RC_THREAD_LEVEL": "single", "OMP_NUM_THREADS": "3"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +124,18 @@ def test_the_summary_keeps_its_schema(eight):
     assert len(summary["bytes_sent_per_rank"]) == len(summary["peak_memory_bytes"]) == 8
 
 
-def test_the_bytes_sent_are_those_of_the_ring(eight):
+def test_the_bytes_sent_are_those_of_the_ring(two):
     """Each rank sends a chunk 2 (n - 1) times, so all ranks together send 2 (n - 1) arenas a step."""
-    _, summary, _ = eight
+    _, summary, _ = two
     arena = sum(bucket["bytes"] for bucket in summary["allreduce"])
-    assert sum(summary["bytes_sent_per_rank"]) == 6 * 2 * 7 * arena
+    assert sum(summary["bytes_sent_per_rank"]) == 6 * 2 * 1 * arena
+
+
+def test_within_a_node_no_message_carries_gradients(eight):
+    _, summary, _ = eight
+    assert {bucket["algorithm"] for bucket in summary["allreduce"]} == {"windows"}
+    assert sum(summary["bytes_sent_per_rank"]) == sum(summary["messages_sent_per_rank"]) == 0
+    assert all(0 <= bucket["hidden_share"] <= 1 for bucket in summary["allreduce"])
 
 
 def test_metrics_have_a_line_a_step(eight):
