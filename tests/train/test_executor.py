@@ -94,8 +94,11 @@ def test_skipping_leaves_weights_and_optimizer_as_they_were_on_every_rank(comm):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_sum_that_overflows_is_found_though_every_share_is_finite(comm):
-    executor, actions, mesh = executor_of(Masked(), comm, global_batch_size=comm.size, precision="float32")
+@pytest.mark.parametrize("shard_optimizer", (False, True))
+def test_a_sum_that_overflows_is_found_though_every_share_is_finite(comm, shard_optimizer):
+    """With a shared optimizer by the owner of the sum, who alone has it."""
+    how = {"global_batch_size": comm.size, "precision": "float32", "shard_optimizer": shard_optimizer}
+    executor, actions, mesh = executor_of(Masked(), comm, **how)
     large = torch.full_like(executor.gradients.views["layers.2.bias"], 3e38)
     executor.stage.named_parameters()["layers.2.bias"].register_hook(lambda gradient: large)
     rows = [row for row in range(100) if len(executor.batches.sampler.rows(row)) == comm.size]
