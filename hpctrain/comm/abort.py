@@ -28,6 +28,7 @@ class RankFailed(RuntimeError):
 
 
 _last_words: list[Callable[[], str]] = []
+_before_finalize: list[Callable[[], None]] = []
 
 
 def last_words(call: Callable[[], str]) -> Callable[[], None]:
@@ -91,9 +92,18 @@ def at_exit(end: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
+def before_finalize(end: Callable[[], None]) -> None:
+    """Calls `end`, which may be given several times, before MPI ends, by whomever."""
+    if end not in _before_finalize:
+        _before_finalize.append(end)
+        at_exit(end)
+
+
 def finalize() -> None:
     """Ends MPI, politely after the last rank has come. Collective."""
     wait_until(_world().Ibarrier().Test)
+    for end in _before_finalize:
+        end()
     from mpi4py import MPI
 
     MPI.Finalize()

@@ -165,3 +165,21 @@ def test_alone_it_needs_no_mpi_and_fails_like_any_script(script, tmp_path):
 def test_alone_on_purpose_under_a_launcher(script):
     result = script("mesh = Mesh(); print(mesh.rank, mesh.size)", n=2, HPCTRAIN_MPI="0")
     assert result.returncode == 0 and result.stdout == "0 1\n" * 2, result
+
+
+@pytest.mark.parametrize("first", ["everybody = Mesh()", "from mpi4py import MPI"])
+def test_arrays_of_several_groups_that_are_still_held_do_not_keep_the_end(script, first):
+    """Open MPI frees their windows itself: each rank in the order of its own table, which is not that of the others."""
+    body = f"""
+    {first}
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    pair, one, two = Mesh(world.Split(world.rank < 2)), Mesh(world), Mesh(world)
+    held = [one.data.allocate(100)]
+    pair.close()
+    held.append(two.data.allocate(100))
+    one.close()
+    two.close()
+    """
+    result = script(body)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", ""), result
