@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests.harness.once import once
 from tests.harness.outcome import describe, merge
 from tests.harness.ranks import Ranks
 from tests.harness.watchdog import Watchdog
@@ -52,6 +53,7 @@ def _start(config) -> RanksPlugin:
 
     ranks = Ranks(MPI.COMM_WORLD)
     folder = ranks.share(tempfile.mkdtemp(prefix="hpctrain-tests-") if ranks.rank == 0 else None)
+    once.folder = Path(folder)
     config.option.basetemp = os.path.join(folder, f"rank-{ranks.rank}")
     if ranks.rank:
         config.option.xmlpath = None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpctrain.tasks.load import build_task
+from tests.harness.once import once
 from tests.train.toys import AsModule, Deep, Masked, Tied, Unused, WithFrozen, run
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
@@ -30,8 +31,12 @@ LEARNING_RATES = {"sgd": 0.5, "momentum": 0.1, "adam": 0.01, "adamw": 0.01, "ada
 @cache
 def reference(task: str, optimizer: str, batch_size: int, **how):
     """One process, one micro-batch."""
-    losses, weights, _ = run(task_of(task), **how, **settings(optimizer, batch_size))
-    return losses, weights
+
+    def alone():
+        losses, weights, _ = run(task_of(task), **how, **settings(optimizer, batch_size))
+        return losses, weights
+
+    return once(f"{task} by {optimizer}, {batch_size} rows, {sorted(how.items())}", alone)
 
 
 def task_of(name: str):

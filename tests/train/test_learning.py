@@ -83,7 +83,7 @@ def plain_clipped(task, optimizer):
 @pytest.mark.parametrize("task", ("masked", "unused", "frozen", "tied", "module"))
 @pytest.mark.parametrize("microbatches", (1, 3, 8))
 def test_clipping_and_accumulation_equal_one_process(comm, task, microbatches):
-    how = {"clip_norm": 0.05, "lr_schedule": "cosine", "lr_warmup_steps": 3}
+    how = {"clip_norm": 0.05, "lr_schedule": "cosine", "lr_warmup_steps": 3, "steps": 8}
     for replicas in {2, 3, comm.size} & set(range(comm.size + 1)):
         part = part_of(comm, replicas)
         if part is not None:

@@ -23,9 +23,9 @@ def test_tables_along_the_ring_equal_those_of_one_process(comm, optimizer):
         if part is None:
             continue
         for task, clip in (("recommender", None), ("padded", 0.1)):
-            how = {"clip_norm": clip, "num_microbatches": 2}
-            losses, weights, _ = run(TASKS[task], part, **how, **settings(optimizer, 13))
-            assert_equal_to_reference(losses, weights, task, optimizer, 13, clip_norm=clip)
+            how = {"clip_norm": clip, "steps": 10}
+            losses, weights, _ = run(TASKS[task], part, num_microbatches=2, **how, **settings(optimizer, 13))
+            assert_equal_to_reference(losses, weights, task, optimizer, 13, **how)
         part.Free()
 
 
@@ -60,8 +60,8 @@ def test_gathered_rounds_equal_one_process(comm, workers, servers, optimizer, up
 @pytest.mark.parametrize("task", ("deep", "unused", "frozen", "padded", "alone", "text", "images"))
 def test_other_models_too_and_twice_the_same_bits(comm, task):
     """Parameters that some workers do not use, or nobody; frozen ones; a row of an embedding that is never trained."""
-    check(comm, task, 3, 1, "adam", times=2, num_microbatches=2)
-    check(comm, task, 2, 2, "adam", update="worker", clip_norm=0.1)
+    check(comm, task, 3, 1, "adam", times=2, num_microbatches=2, steps=10)
+    check(comm, task, 2, 2, "adam", update="worker", clip_norm=0.1, steps=10)
 
 
 @pytest.mark.mpi(min_size=3)
