@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from hpctrain.plan.allreduce import LARGEST_STAGED, by_messages, choose, nodes_of
+from hpctrain.plan.allreduce import BUILT_IN, by_messages, choose, nodes_of
 from hpctrain.plan.doubling import Kind, steps
 
 RANKS = some.integers(1, 70)
@@ -63,8 +63,8 @@ def test_messages_are_few_or_short(num_ranks, nbytes, wanted):
         (100, True, True, True, "windows"),
         (100, False, False, True, "doubling"),
         (100, False, False, False, "ring"),
-        (LARGEST_STAGED, True, False, False, "windows"),
-        (LARGEST_STAGED + 1, True, False, False, "ring"),
+        (BUILT_IN.largest_staged, True, False, False, "windows"),
+        (BUILT_IN.largest_staged + 1, True, False, False, "ring"),
         (1 << 30, True, True, False, "windows"),
         (1 << 30, False, False, True, "ring"),
     ],
