@@ -27,7 +27,8 @@ class AllReduce:
         gradients = mean.empty(1000)      # in memory that the ranks of a node share: several times as fast
 
     `algorithm`: "ring" and "doubling" (for few numbers), by messages; "windows", through the memory that the ranks of a
-    node share, and by messages between nodes; "auto", the fastest one of these (hpctrain/plan/allreduce.py).
+    node share, and by messages between nodes; "auto", the fastest one of these (hpctrain/plan/allreduce.py), by the
+    constants that the mesh's `tuning` has.
 
     An array is a contiguous, writable NumPy array or torch CPU tensor: floats of 16, 32 or 64 bits, complex numbers,
     and for a sum also integers, which wrap. All ranks make the same calls in the same order, else CollectiveMismatch on
@@ -77,7 +78,7 @@ def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto") -> Co
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None
     takes = node is not None and (in_window or node.takes(nbytes))
-    chosen = choose(algorithm, nbytes, ring.size, takes, in_window, ring.spans_nodes)
+    chosen = choose(algorithm, nbytes, ring.size, takes, in_window, ring.spans_nodes, ring.constants)
     if chosen == "windows":
         return NodeSum(node, array, name)
     return Doubling(ring, array, name) if chosen == "doubling" else ring.all_reduce(array, name)

@@ -26,7 +26,7 @@ class Crossing:
         for block in blocks(len(own), native.itemsize):
             native.add_partially([share[block] for share in shares], self._partial[block], node.scratch)
         name = f"{total.name} of {len(native)}"
-        by_doubling = by_messages(self._partial.nbytes, node.across.size) == "doubling"
+        by_doubling = by_messages(self._partial.nbytes, node.across.size, node.ring.constants) == "doubling"
         all_reduce = partial(Doubling, node.across) if by_doubling else node.across.all_reduce
         self._moving = all_reduce(self._partial, name).start()
 

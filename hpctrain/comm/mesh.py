@@ -4,6 +4,7 @@ A mesh is built from any communicator, also a part of one, and duplicates it: a 
 """
 
 import atexit
+import os
 from collections.abc import Callable
 
 from hpctrain.comm import abort
@@ -12,7 +13,9 @@ from hpctrain.comm.meeting import Meeting
 from hpctrain.comm.nodes import join_node
 from hpctrain.comm.progress import Progress, wait_until
 from hpctrain.comm.start import join_launch
+from hpctrain.comm.tuning import note_other_place, shared_tuning
 from hpctrain.plan.grid import Grid, grid_of
+from hpctrain.plan.tuning import Tuning
 
 LAUNCH = "launch"  # stands for all ranks of the launch
 
@@ -31,11 +34,19 @@ class Mesh:
     an exception on one rank is yours to tell the others.
 
     `stages` cuts a model into so many groups of layers, the ranks that are left over are replicas; `grid` says the same
-    and which ranks are consecutive. `progress` of somebody whose messages are to move on together with these. Raises
-    ValueError where MPI cannot be started or the ranks do not divide.
+    and which ranks are consecutive. `progress` of somebody whose messages are to move on together with these. `tuning`:
+    a file that `tune` wrote on ranks like these, which rank 0 reads. Raises ValueError where MPI cannot be started, the
+    ranks do not divide, or the file cannot be used.
     """
 
-    def __init__(self, comm=LAUNCH, grid: Grid | None = None, stages: int = 1, progress: Progress | None = None):
+    def __init__(
+        self,
+        comm=LAUNCH,
+        grid: Grid | None = None,
+        stages: int = 1,
+        progress: Progress | None = None,
+        tuning: Tuning | str | os.PathLike | None = None,
+    ):
         launched = isinstance(comm, str) and comm == LAUNCH
         if launched:
             comm = join_launch()
@@ -53,9 +64,17 @@ class Mesh:
         self.progress = progress or Progress()
         self.world = Group(duplicate(comm), self.progress)
         self.rank = self.world.rank
+        try:
+            self.tuning = shared_tuning(self.world, tuning)
+        except ValueError:
+            self.world.close()
+            raise
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
         join_node(self.data.ring, num_rings=self.grid.num_stages)
+        self.data.ring.constants = self.tuning.constants
+        if self.stage == 0:
+            note_other_place(self.tuning, self.data.ring)
         piped = self.grid.num_stages > 1
         self.pipe = Group(self._part(self.replica, self.stage) if piped else None, self.progress)
         self.meeting = Meeting(self.data.ring)
@@ -84,6 +103,7 @@ class Mesh:
         """A further group of the replicas, on a ring of its own; closed with the mesh. Collective."""
         self.groups.append(Group(duplicate(self.data.comm), self.progress))
         join_node(self.groups[-1].ring, stage_bytes=0)
+        self.groups[-1].ring.constants = self.tuning.constants
         return self.groups[-1]
 
     def add_pipe(self) -> Group:

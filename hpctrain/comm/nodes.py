@@ -23,7 +23,7 @@ def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES, num_rings: int = 1) ->
     names[ring.rank] = name_of_node()
     ring.one_shot(names, "nodes").start().wait()
     nodes = nodes_of(names.tolist())
-    ring.spans_nodes, per_node = len(nodes) > 1, len(nodes[0])
+    ring.spans_nodes, ring.node_sizes, per_node = len(nodes) > 1, [len(node) for node in nodes], len(nodes[0])
     if per_node == 1 or any(len(node) != per_node for node in nodes):
         return
     if not has_room(ring, Node.bytes_needed(per_node, stage_bytes), num_rings):

@@ -23,6 +23,7 @@ from hpctrain.comm.collective import Collective
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
+from hpctrain.plan.allreduce import BUILT_IN
 
 if TYPE_CHECKING:
     from hpctrain.comm.node import Node
@@ -64,7 +65,8 @@ class Ring:
         self.num_calls, self._closed = 0, False
         self.active: list[Collective | OneShot | NodeSum] = []  # started and not done
         self.node: Node | None = None  # the shared memory of these ranks
-        self.spans_nodes = False
+        self.spans_nodes, self.node_sizes = False, [self.size]
+        self.constants = BUILT_IN  # by which `auto` chooses
 
     def all_reduce(self, array, name: str = "") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.

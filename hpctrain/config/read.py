@@ -53,7 +53,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> tuple[Config, set[str]]:
-    """The configuration that `argv` (and the file it names) asks for, and the names of the fields that `argv` gave."""
+    """The configuration that `argv` (and the file it names) asks for, and the names of the fields that `argv` gave.
+
+    A size of buckets that stands in the file beside a tuning counts as given: it was meant to win over the tuning.
+    """
     texts = parser().parse(argv)
     path = texts.pop("config", None)
     settings = read_toml(path) if path is not None else {}
@@ -63,13 +66,14 @@ def parse(argv: list[str]) -> tuple[Config, set[str]]:
             raise UsageError(f"{other}: give it or {one}, not both")
         if set(pair) & texts.keys():
             settings = {key: value for key, value in settings.items() if key not in pair}
+    beside = settings.keys() & {"bucket_bytes"} if "tuning" in settings and "tuning" not in texts else set()
     fields = {each.name: each for each in dataclasses.fields(Config)}
     for name, text in texts.items():
         if fields[name].type is dict:
             settings[name] = {**settings.get(name, {}), **_key_values(text)}
         else:
             settings[name] = _convert(fields[name], text)
-    return Config(**settings), set(texts)
+    return Config(**settings), texts.keys() | beside
 
 
 def read_toml(path: str) -> dict[str, Any]:

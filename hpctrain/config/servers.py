@@ -46,6 +46,8 @@ def check_servers(config: Config) -> None:
         raise UsageError(
             f"--allreduce {config.allreduce}: gradients go to the --servers; leave it out, or take --dense-via ring"
         )
+    if config.tuning is not None and config.dense_via == "ps":
+        raise UsageError("--tuning: gradients go to the --servers; leave it out, or take --dense-via ring")
     _check_staleness(config)
     _check_update(config)
 

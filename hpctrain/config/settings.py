@@ -8,6 +8,7 @@ from hpctrain.config.values import UsageError, check_value, flag, flag_name
 from hpctrain.plan.allreduce import CHOICES
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
+from hpctrain.plan.tuning import constants_of
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
 PRECISIONS = ("float32", "float64", "bf16-mixed")
@@ -138,6 +139,11 @@ class Config:
         "how gradients are summed: by messages (ring, doubling), or in memory that a node shares (windows)",
         choices=CHOICES,
     )
+    tuning: str | dict | None = flag(
+        None,
+        "a file that `tune` wrote, whose constants --allreduce auto goes by, and whose size of buckets is taken",
+        metavar="FILE",
+    )
     threads: int | None = flag(
         None,
         "torch threads a rank; default: OMP_NUM_THREADS, else cores of the node / ranks on it",
@@ -164,6 +170,8 @@ class Config:
         self._check_schedule()
         self._check_shard_optimizer()
         check_servers(self)
+        if isinstance(self.tuning, dict):  # the values themselves, as config.toml has them
+            check_tuning(self.tuning)
 
     def _check_schedule(self) -> None:
         schedule = SCHEDULES[self.schedule]
@@ -189,6 +197,14 @@ class Config:
             raise UsageError(
                 f"--shard-optimizer: sums and weights go along the ring; leave --allreduce {self.allreduce} out"
             )
+
+
+def check_tuning(values: dict) -> None:
+    """UsageError for what cannot be the constants of a file that `tune` wrote."""
+    try:
+        constants_of(values)
+    except ValueError as error:
+        raise UsageError(f"tuning: {error}") from None
 
 
 def early_stop_rule(text: str) -> tuple[str, int, str]:

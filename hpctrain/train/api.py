@@ -38,7 +38,7 @@ class DataParallel(nn.Module):
     backward still runs, by `algorithm` as in AllReduce. A parameter that no rank used has grad None. Gradients are
     views of one arena, which the next backward writes again: what you keep beyond zero_grad(), clone.
     torch.autograd.grad gives this rank's own gradients, and an optimizer that steps inside the backward (in hooks on
-    parameters) sees local ones.
+    parameters) sees local ones. `bucket_bytes` None: as the mesh's `tuning` has it, else 1 MiB.
 
     All ranks make the same synchronised backwards in the same order, else CollectiveMismatch on all; for unequal
     numbers of batches see `join`. Models may share a backward. A parameter to be unfrozen later must require a gradient
@@ -52,12 +52,13 @@ class DataParallel(nn.Module):
         module: nn.Module,
         mesh: Mesh,
         reduction: str = "mean",
-        bucket_bytes: int = 1 << 20,
+        bucket_bytes: int | None = None,
         algorithm: str = "auto",
     ):
         super().__init__()
         check_reduction(reduction)
         check_algorithm(algorithm, mesh.data.ring)
+        bucket_bytes = (mesh.tuning.bucket_bytes or 1 << 20) if bucket_bytes is None else bucket_bytes
         if bucket_bytes < 1:
             raise ValueError(f"DataParallel: bucket_bytes={bucket_bytes} is less than 1")
         check_trainable(module)

@@ -13,11 +13,13 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.plan.schedule import SCHEDULES
+from hpctrain.plan.tuning import Tuning
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
+from hpctrain.train.tuned import tuned, tuning_notes
 
 
 def run(argv: list[str], comm) -> int:
@@ -41,12 +43,13 @@ def run(argv: list[str], comm) -> int:
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
         announce(config, folder, mesh.world.size)
+    tuning = Tuning.of(prepared["tuning"])
     if config.servers:
         mesh.close()
-        return with_servers(config, folder, comm)
-    if config.stages > 1:
+        return with_servers(config, folder, comm, tuning)
+    if config.stages > 1 or config.tuning is not None:
         mesh.close()
-        mesh = Mesh(comm, grid_of(config, mesh.size))
+        mesh = Mesh(comm, grid_of(config, mesh.size), tuning=tuning)
     # torch comes in here, after MPI and after every mistake that needs neither
     from hpctrain.train.run import run_training
 
@@ -55,7 +58,7 @@ def run(argv: list[str], comm) -> int:
     return code
 
 
-def with_servers(config: Config, folder: Path, comm) -> int:
+def with_servers(config: Config, folder: Path, comm, tuning: Tuning) -> int:
     """Trains on all ranks but the last, which serve. Collective."""
     with Roles(comm, config.servers) as roles:
         if roles.is_server:
@@ -64,7 +67,7 @@ def with_servers(config: Config, folder: Path, comm) -> int:
             return serve(config, folder, roles)
         from hpctrain.train.run import run_training
 
-        with Mesh(roles.peers, progress=roles.progress) as mesh:
+        with Mesh(roles.peers, progress=roles.progress, tuning=tuning) as mesh:
             return run_training(config, folder, mesh, roles)
 
 
@@ -84,6 +87,7 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
     name = ""
     try:
         config, given = parse(argv)
+        config, tuning = tuned(config, given)
         check_packages(config)
         config = settled(config, num_ranks)
         name = config.task
@@ -93,7 +97,8 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
         folder = make_run_folder(config)
     except ValueError as error:
         return {"usage": explained(name, error) if name else str(error)}
-    for note in notes(config, given, num_ranks, num_rows, num_held_out):
+    lines = notes(config, given, num_ranks, num_rows, num_held_out)
+    for note in (*lines, *tuning_notes(config, tuning, given, num_ranks)):
         print(f"note: {note}", file=sys.stderr)
     absolute = {
         "task": absolute_name(config.task),
@@ -102,7 +107,7 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
         "data": config.data and str(Path(config.data).absolute()),
         "run_dir": None,
     }
-    return {"config": asdict(replace(config, **absolute)), "folder": str(folder)}
+    return {"config": asdict(replace(config, **absolute)), "tuning": asdict(tuning), "folder": str(folder)}
 
 
 def lengths(task) -> tuple[int, int]:

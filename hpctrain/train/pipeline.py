@@ -39,7 +39,8 @@ class Pipeline:
     `example`, a few rows of inputs, lets layers be shared out by counted flops; without it parameters count. `ties` are
     pairs of names, such as ("layers.0.weight", "layers.5.weight"), of parameters that are one. `settings` are flags of
     the command line: chunks, pipeline_warmup, vertical_sync, stage_split, recompute, clip_norm, on_nan, bucket_bytes,
-    precision (by default that of the modules), seed (of weights that functions make).
+    precision (by default that of the modules), seed (of weights that functions make). A bucket size that the mesh's
+    `tuning` has takes the place of the default.
 
     Replicas, more ranks than stages, sum their gradients; each has rows of its own. ValueError for settings that do not
     fit, RuntimeError, on all ranks alike, for a model that does not fit. What a layer or the loss raises on one rank is
@@ -66,6 +67,8 @@ class Pipeline:
             num_microbatches = 1 if schedule == "naive" else MICROBATCHES_A_STAGE * num_stages
         if "precision" not in settings:
             settings["precision"] = _precision(given)
+        if mesh.tuning.bucket_bytes is not None:
+            settings.setdefault("bucket_bytes", mesh.tuning.bucket_bytes)
         config = Config(stages=num_stages, schedule=schedule, num_microbatches=num_microbatches, **settings)
         self._rows = Rows(mesh.replica, num_microbatches)
         self._mesh, self._loss, self._num_steps = mesh, loss, 0

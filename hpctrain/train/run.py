@@ -30,6 +30,7 @@ from hpctrain.train.service_summary import service_figures
 from hpctrain.train.start import raise_where_different
 from hpctrain.train.tracing import Tracer
 from hpctrain.train.trainer import Trainer
+from hpctrain.train.tuned import figures
 
 
 def run_training(config: Config, folder: Path, mesh: Mesh, roles: Roles | None = None) -> int:
@@ -181,6 +182,7 @@ def summarise(
         "messages_sent_per_rank": messages,
         "control_messages_per_rank": control,
         "allreduce": executor.update.reduction.figures() if executor.update.served != ALL else None,
+        "tuning": figures(config),
         **pipeline_figures(executor, clock.offset, trainer.longest_run, mesh),
         **service_figures(config, executor, trainer.state.seconds, servers, mesh),
         "peak_memory_bytes": memory,

@@ -41,6 +41,7 @@ KINDS = {  # the schema of summary.json in collective mode
             "hidden_share": (float, type(None)),
         }
     ],
+    "tuning": (dict, type(None)),
     "stages": [{"layers": list, "parameters": int, "unsplit": list}],
     "bubble_rate": (dict, type(None)),
     "peak_in_flight": [int],
