@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.comm.abort import RankFailed
 from hpctrain.config import Config, UsageError, parse
-from hpctrain.report.summary import counted, write_json
+from hpctrain.report.summary import counted
 from hpctrain.tasks.load import explained, short_name
 from hpctrain.tools.alone import on_rank_0
+from hpctrain.tools.new_file import check_new, write_new
 from hpctrain.train.command import lengths, prepared_task
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.facts import cpu_name
@@ -53,7 +54,7 @@ def _profile(argv: list[str], launched: bool) -> str | None:
     except (AgreedError, RankFailed) as error:
         return str(error)
     about = {"task": config.task, "rows": rows, "threads": threads, "cpu": cpu_name()}
-    fault = _write(out, {**about, "layers": [time._asdict() for time in times]})
+    fault = write_new(out, {**about, "layers": [time._asdict() for time in times]})
     if fault is None:
         _print_table(times, launched)
         print(f"to share the layers out by these seconds: --stage-split {out}", flush=True)
@@ -65,25 +66,8 @@ def read_flags(argv: list[str]) -> tuple[Path, Config]:
     if not argv or argv[0].startswith("-"):
         raise UsageError("profile: name the file to write first, as in: profile COSTS.json --task text --stages 4")
     out = Path(argv[0])
-    _check_new(out)
+    check_new(out)
     return out, parse(argv[1:])[0]
-
-
-def _check_new(out: Path) -> None:
-    if os.path.lexists(out) or not out.parent.is_dir():
-        raise UsageError(f"{out}: " + ("exists already; name a new file" if os.path.lexists(out) else "no such folder"))
-
-
-def _write(out: Path, costs: dict[str, Any]) -> str | None:
-    """What is wrong, if anything. Measuring takes a while, in which the file may have come into being."""
-    try:
-        _check_new(out)
-        write_json(out, costs)
-    except UsageError as error:
-        return str(error)
-    except OSError as error:
-        return f"{out}: {error.strerror or error}"
-    return None
 
 
 def rows_of(config: Config) -> int:
