@@ -23,6 +23,10 @@ COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
         "seconds of each layer, for --stage-split: profile COSTS.json [flags of train]",
         "hpctrain.tools.profile",
     ),
+    "tune": (
+        "what sums and buckets take on these ranks, for --tuning: tune --out FILE [--task NAME and flags of train]",
+        "hpctrain.tools.tune",
+    ),
     "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
     "doctor": ("what MPI, ranks and machine make of each other", "hpctrain.tools.doctor"),
 }

@@ -37,7 +37,10 @@ def test_eight_ranks_with_a_wrong_flag_print_one_line(env):
         (["--steps", "many"], "--steps: expected a whole number >= 1, got 'many'"),
         (["--task-option", "layers=0"], "--task-option layers=0: should be at least 1"),
         (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory"),
-        (["extra"], "extra: no such command; there are train, evaluate, export, report, plan, profile, files, doctor"),
+        (
+            ["extra"],
+            "extra: no such command; there are train, evaluate, export, report, plan, profile, tune, files, doctor",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(argv, line, env):
