@@ -1,0 +1,257 @@
+"""tune: what is measured and in which order, the file that comes of it, and one line for what cannot be.
+
+No test depends on how fast anything is: times are planted, or only their places are looked at.
+"""
+
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hpctrain import Mesh
+from hpctrain.comm import nodes
+from hpctrain.comm.tuning import place_of, read_tuning
+from hpctrain.plan.allreduce import BUILT_IN, Constants
+from hpctrain.plan.fit import best_bucket
+from hpctrain.tools import tune, tune_buckets, tune_sums
+from hpctrain.tools.tune_table import lines_of
+from tests.harness.launch import ROOT
+from tests.train.toys import Masked
+
+TOYS, HERE = f"{ROOT}/tests/train/toys.py", f"{ROOT}/tests/tools/test_tune.py"
+SMALL = ["--min-bytes", "64", "--max-bytes", "1024", "--repeats", "1"]
+MESSAGES, SHARED = ["ring", "doubling"], ["windows", "staged"]
+
+
+@dataclass
+class Wrong(Masked):
+    """Its layers are none."""
+
+    def layers(self):
+        return [torch.nn.Linear(2, 2)]
+
+
+@pytest.fixture(autouse=True)
+def threads_kept():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "argv, sizes",
+    [
+        ("", [4096, 16384, 65536, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]),
+        ("--min-bytes 8 --max-bytes 511", [8, 32, 128]),
+        ("--max-bytes 4096", [4096]),
+    ],
+)
+def test_sizes_go_by_fours_up_to_the_largest(argv, sizes):
+    assert tune.sizes_of(tune.parser().parse_args(argv.split())) == sizes
+
+
+@pytest.mark.parametrize(
+    "argv, line",
+    [
+        (["--max-bytes", "8"], "tune: name the file to write, as in: tune --out tuning.json"),
+        (["--out", "HERE/there.json"], "HERE/there.json: exists already; name a new file"),
+        (["--out", "HERE/link.json"], "HERE/link.json: exists already; name a new file"),
+        (["--out", "HERE/no/x.json"], "HERE/no/x.json: no such folder"),
+        (["--out"], "--out: expected one argument"),
+        (["--out", "-", "--min-bytes", "6"], "--min-bytes 6: expected a multiple of 4, the bytes of a float32"),
+        (["--out", "-", "--min-bytes", "0"], "--min-bytes: expected a whole number >= 4, got '0'"),
+        (["--out", "-", "--max-bytes", "64"], "--max-bytes 64: should be at least --min-bytes 4096"),
+        (
+            ["--out", "-", "--max-bytes", "2147483648"],
+            "--max-bytes 2147483648: at most 1073741824, the largest message",
+        ),
+        (["--out", "-", "--max-bytes", "1e6"], "--max-bytes: expected a whole number >= 4, got '1e6'"),
+        (["--out", "-", "--repeats", "0"], "--repeats: expected a whole number >= 1, got '0'"),
+        (["--out", "-", "--repeats", "9" * 5000], f"--repeats: expected a whole number >= 1, got '{'9' * 5000}'"),
+        (["--out", "-", "--stages", "2"], "--stages: tune has no such flag; with --task NAME it takes those of train"),
+        (["--out", "-", "extra"], "extra: tune has no such flag; with --task NAME it takes those of train"),
+        (["--out", "-", "--task", "text", "--stagse", "2"], "--stagse: no such flag; did you mean --stages?"),
+        (["--out", "-", "--task", "nothing"], "--task nothing: there is no such task"),
+        (["--out", "-", "--task", "text", "--bucket-bytes", "9"], "--bucket-bytes: is what is measured here; leave it"),
+        (["--out", "-", "--task", "text", "--tuning", "x"], "--tuning: is what is measured here; leave it out"),
+        (["--out", "-", "--task", "text", "--servers", "1"], "--servers: gradients go to the servers; leave it out"),
+        (["--out", "-", "--task", "text", "--stages", "4"], "--stages 4: on 4 ranks nothing is summed up; leave two"),
+        (["--out", "-", "--task", "text", "--stages", "3"], "--stages 3: "),
+        (["--out", "-", "--task", "text", "--data", "HERE/there.json"], "--data HERE/there.json: "),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_one_line(tmp_path, argv, line):
+    (tmp_path / "there.json").write_text("mine")
+    (tmp_path / "link.json").symlink_to("nowhere")
+    usage = tune._asked([word.replace("HERE", str(tmp_path)) for word in argv], 4)["usage"]
+    assert usage.startswith(line.replace("HERE", str(tmp_path))) and "\n" not in usage
+    assert (tmp_path / "there.json").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("argv", [[], ["--out", "x.json"], ["--out", "x.json", "--task", "text"]])
+def test_one_process_has_nothing_to_measure(argv, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert tune.run(argv, None) == 2
+    assert capsys.readouterr().err == (
+        "hpctrain: tune: one rank sums nothing up; start two at least: mpirun -n 2 python -m hpctrain tune --out FILE\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_shows_what_either_constants_take():
+    sizes = [1 << 10, 1 << 20, 1 << 24]
+    table = {name: dict.fromkeys(sizes, 0.002) for name in (*MESSAGES, *SHARED, *tune_sums.BETWEEN)}
+    across = SimpleNamespace(size=4)
+    ring = SimpleNamespace(size=8, spans_nodes=True, node=SimpleNamespace(across=across))
+    lines = lines_of(table, Constants(60.0, 1e-15, 1 << 30, 1 << 12), ring)
+    heads = "bytes ring ms doubling ms windows ms staged ms nodes ring ms nodes doubling ms"
+    assert " ".join(lines[0].split()) == f"{heads} built in measured nodes built in nodes measured"
+    cells = [line.split() for line in lines[1:4]]
+    assert [row[0] for row in cells] == [str(size) for size in sizes] and cells[0][1:7] == ["2.000"] * 6
+    assert cells[0][7:] == ["windows", "windows", "doubling", "doubling"]
+    assert cells[1][7:] == ["windows", "doubling", "ring", "doubling"]
+    assert cells[2][7:] == ["ring", "doubling", "ring", "doubling"]
+    assert "         latency: 60 s (built in: 5e-05 s)" in lines
+    assert "  largest_staged: 4096 bytes (built in: 4194304 bytes)" in lines
+    ring = SimpleNamespace(size=8, spans_nodes=False, node=None)
+    lines = lines_of({name: table[name] for name in MESSAGES}, BUILT_IN, ring)
+    assert lines[1].split()[3:] == ["ring", "ring"]
+    assert "these ranks share no memory: largest_staged stays as it is built in" in lines
+
+
+def test_one_size_of_buckets_is_no_choice():
+    assert tune.step_lines({64: 0.5})[-1].startswith("all gradients fit in one bucket")
+    assert tune.step_lines({64: 0.5, 256: 0.5})[-1].startswith("bucket bytes to take: 256, the largest of those within")
+
+
+@pytest.mark.mpi
+def test_a_time_is_the_median_over_rounds_of_the_slowest_rank(comm):
+    with Mesh(comm) as mesh:
+        last = mesh.rank == mesh.size - 1
+        own = {"a": [3.0, 1.0, 5.0 if last else 1.0], "b": [1.0, 2.0 if last else 1.0, 9.0]}
+        assert tune_sums.slowest(mesh, own) == {"a": 3.0, "b": 2.0}
+        assert tune_sums.slowest(mesh, {"none": [0.0]}) == {"none": 1e-9}
+
+
+@pytest.mark.mpi
+def test_rounds_are_interleaved_and_every_other_one_reversed(comm, monkeypatch):
+    monkeypatch.setattr(tune_sums, "MOST_CALLS", 2)
+    monkeypatch.setattr(tune_sums, "SECONDS", 1e9)
+    called = []
+    with Mesh(comm) as mesh:
+        found = tune_sums.rounds_of(mesh, {name: lambda name=name: called.append(name) for name in "abc"}, 3)
+    assert "".join(called) == "abc" + "abc" + "aabbcc" + "ccbbaa" + "aabbcc"
+    assert list(found) == ["a", "b", "c"] and min(found.values()) > 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("which", ["one", "own", "two"])
+def test_the_file_has_what_these_ranks_can_use_and_a_mesh_takes_it(comm, which, monkeypatch, shared_tmp_path, capsys):
+    """On one node; each rank on its own; half of the ranks on each of two."""
+    if which == "two" and (comm.size < 4 or comm.size % 2):
+        pytest.skip("two nodes of two ranks at least")
+    if which != "one":
+        monkeypatch.setattr(nodes, "name_of_node", lambda: comm.rank if which == "own" else comm.rank % 2)
+    out = shared_tmp_path / "tuning.json"
+    assert tune.run(["--out", str(out), *SMALL], comm) == 0
+    told = capsys.readouterr()
+    assert told.err == "" and bool(told.out) == (comm.rank == 0)
+    assert comm.rank or told.out.endswith(f"to train by these: --tuning {out}\n")
+    values = json.loads(out.read_text())
+    names = {"one": MESSAGES + SHARED, "own": MESSAGES, "two": [*MESSAGES, *SHARED, *tune_sums.BETWEEN]}[which]
+    assert [list(row) for row in values["times"]] == [["bytes", *names]] * 3
+    assert [row["bytes"] for row in values["times"]] == [64, 256, 1024]
+    assert "bucket_bytes" not in values and values["mpi"]
+    num_nodes = {"one": 1, "own": comm.size, "two": 2}[which]
+    assert (values["ranks"], values["nodes"], values["ranks_per_node"]) == (
+        comm.size,
+        num_nodes,
+        comm.size // num_nodes,
+    )
+    if which == "own":
+        assert values["largest_staged"] == BUILT_IN.largest_staged
+    with Mesh(comm, tuning=out) as mesh:
+        assert mesh.tuning.place == place_of(mesh.data.ring)
+        assert mesh.data.ring.constants == read_tuning(out).constants
+    assert capsys.readouterr().err == "", "the same ranks, so no line about others"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_with_a_task_sizes_of_buckets_are_measured_to_the_first_that_holds_all(
+    comm, monkeypatch, shared_tmp_path, capsys
+):
+    monkeypatch.setattr(tune_buckets, "CANDIDATES", (64, 256, 1 << 20, 1 << 22))
+    out = shared_tmp_path / "tuning.json"
+    task = ["--task", f"{TOYS}:Masked", "--batch-size", "8", "--threads", "1"]
+    assert tune.run(["--out", str(out), *SMALL, *task], comm) == 0
+    values = json.loads(out.read_text())
+    steps = {row["bucket_bytes"]: row["seconds"] for row in values["steps"]}
+    assert list(steps) == [64, 256, 1 << 20] and min(steps.values()) > 0
+    assert values["bucket_bytes"] == best_bucket(steps) == read_tuning(out).bucket_bytes
+    assert values["task"] == f"{TOYS}:Masked"
+    assert comm.rank or f"bucket bytes to take: {best_bucket(steps)}" in capsys.readouterr().out
+
+
+@pytest.mark.mpi(min_size=4)
+def test_stages_sum_up_over_their_replicas(comm, monkeypatch, shared_tmp_path):
+    if comm.size % 2:
+        pytest.skip("two stages")
+    monkeypatch.setattr(tune_buckets, "CANDIDATES", (64, 1 << 20))
+    out = shared_tmp_path / "tuning.json"
+    task = ["--task", f"{TOYS}:Deep", "--stages", "2", "--batch-size", "16", "--threads", "1"]
+    assert tune.run(["--out", str(out), *SMALL, *task], comm) == 0
+    values = json.loads(out.read_text())
+    assert values["ranks"] == comm.size // 2 and len(values["steps"]) == 2
+
+
+@pytest.mark.mpi(min_size=2)
+def test_steps_with_each_size_are_interleaved_on_the_same_rows(comm, monkeypatch):
+    from hpctrain.config import Config
+    from hpctrain.plan.tuning import Tuning
+    from hpctrain.train.executor import Executor
+    from hpctrain.train.layout import settled
+
+    monkeypatch.setattr(tune_buckets, "CANDIDATES", (64, 1 << 20))
+    ran, run_steps = [], Executor.run_steps
+    monkeypatch.setattr(
+        Executor, "run_steps", lambda self, *at: ran.append((len(self.gradients.buckets), *at)) or run_steps(self, *at)
+    )
+    config = settled(Config(task=f"{TOYS}:Masked", global_batch_size=8, threads=1), comm.size)
+    assert list(tune_buckets.measured_steps(config, comm, Tuning(), 2)) == [64, 1 << 20]
+    many, one = ran[0][0], ran[1][0]
+    assert one == 1 < many
+    assert ran == [(many, 0, 1), (one, 0, 1), (many, 1, 3), (one, 1, 3), (one, 4, 3), (many, 4, 3)]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_goes_wrong_is_one_line_and_no_file_on_all_ranks(comm, shared_tmp_path, capsys, monkeypatch):
+    out = shared_tmp_path / "tuning.json"
+    for argv, what in (
+        (["--out", str(shared_tmp_path / "no" / "x.json")], "no such folder"),
+        (
+            ["--out", str(out), *SMALL, "--task", f"{HERE}:Wrong"],
+            "--task: layers() gave a Linear; it should give a list",
+        ),
+    ):
+        assert tune.run(argv, comm) == 2
+        err = capsys.readouterr().err
+        assert bool(err) == (comm.rank == 0) and (not err or (what in err and err.count("\n") == 1))
+        assert not list(shared_tmp_path.iterdir())
+    monkeypatch.setattr(tune, "file_of", lambda *_: comm.rank or out.write_text("mine") and {})
+    assert tune.run(["--out", str(out), *SMALL], comm) == 2
+    err = capsys.readouterr().err
+    assert err == ("" if comm.rank else f"hpctrain: {out}: exists already; name a new file\n")
+    assert out.read_text() == "mine" and len(list(shared_tmp_path.iterdir())) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_standard_output_gets_the_file_alone(comm, shared_tmp_path, capsys):
+    assert tune.run(["--out", "-", *SMALL], comm) == 0
+    told = capsys.readouterr()
+    if comm.rank:
+        assert not told.out and not told.err
+    else:
+        (shared_tmp_path / "tuning.json").write_text(told.out)
+        assert read_tuning(shared_tmp_path / "tuning.json").place.ranks == comm.size and "doubling ms" in told.err
