@@ -6,9 +6,11 @@ them is what counts for the time of a step.
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,19 +130,18 @@ def _measured(asked: dict[str, Any], config: Config | None, mesh, world) -> dict
     from hpctrain.comm.tuning import place_of
     from hpctrain.tools.tune_buckets import measured_steps
     from hpctrain.tools.tune_sums import constants_from, measured_sums
-    from hpctrain.tools.tune_table import lines_of
+    from hpctrain.tools.tune_table import lines_of, step_lines
     from hpctrain.train.errors import AgreedError
     from hpctrain.train.layout import grid_of
 
-    to = sys.stderr if asked["out"] == "-" else sys.stdout
-    tell = print if mesh.rank == 0 else lambda *words, **how: None
+    tell = partial(_tell, mesh.rank, asked["out"])
     with Mesh(world, grid_of(config or Config(), mesh.size)) as measuring:
         place, ring = place_of(measuring.data.ring), measuring.data.ring
         sizes, rounds = asked["sizes"], counted(asked["repeats"], "round")
-        tell(f"{place}: {counted(len(sizes), 'size')}, {rounds}", file=to, flush=True)
+        tell([f"{place}: {counted(len(sizes), 'size')}, {rounds}"])
         table = measured_sums(measuring, sizes, asked["repeats"])
         constants = constants_from(table, measuring)
-        tell(*lines_of(table, constants, ring), sep="\n", file=to, flush=True)
+        tell(lines_of(table, constants, ring))
     values = file_of(place, constants, table)
     if config is None:
         return values
@@ -148,10 +149,18 @@ def _measured(asked: dict[str, Any], config: Config | None, mesh, world) -> dict
         steps = measured_steps(config, world, Tuning(constants), asked["repeats"])
     except AgreedError as error:
         return str(error)
-    tell(*step_lines(steps), sep="\n", file=to, flush=True)
+    tell(step_lines(steps))
     values["task"] = config.task
     values["steps"] = [{"bucket_bytes": size, "seconds": seconds} for size, seconds in steps.items()]
     return values | ({"bucket_bytes": best_bucket(steps)} if len(steps) > 1 else {})
+
+
+def _tell(rank: int, out: str, lines: list[str]) -> None:
+    """On rank 0, beside the file where that goes to standard output. Who reads no further stops nothing."""
+    from hpctrain.tools.alone import unless_unread
+
+    if rank == 0:
+        unless_unread(lambda: print(*lines, sep="\n", file=sys.stderr if out == "-" else sys.stdout, flush=True))
 
 
 def file_of(place: Any, constants: Constants, table: dict[str, dict[int, float]]) -> dict[str, Any]:
@@ -167,27 +176,16 @@ def file_of(place: Any, constants: Constants, table: dict[str, dict[int, float]]
     }
 
 
-def step_lines(steps: dict[int, float]) -> list[str]:
-    """What the steps took, and which size of buckets follows."""
-    lines = ["", f"{'bucket bytes':>12}  {'step ms':>10}"]
-    lines += [f"{size:>12}  {1e3 * seconds:>10.2f}" for size, seconds in steps.items()]
-    if len(steps) == 1:
-        return [*lines, "all gradients fit in one bucket: no size is better than another, and none is written"]
-    return [*lines, f"bucket bytes to take: {best_bucket(steps)}, the largest of those within 2 % of the fastest"]
-
-
 def _finish(asked: dict[str, Any], told: dict[str, Any] | str) -> str | None:
     """On rank 0: writes the file. What is wrong, if anything."""
-    import json
-
+    from hpctrain.tools.alone import unless_unread
     from hpctrain.tools.new_file import write_new
 
     if isinstance(told, str):
         return told
     if asked["out"] == "-":
-        print(json.dumps(told, indent=2), flush=True)
-        return None
+        return unless_unread(lambda: print(json.dumps(told, indent=2)))
     fault = write_new(Path(asked["out"]), told)
     if fault is None:
-        print(f"to train by these: --tuning {asked['out']}", flush=True)
+        _tell(0, asked["out"], [f"to train by these: --tuning {asked['out']}"])
     return fault

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from hpctrain.comm.ring import Ring
 from hpctrain.plan.allreduce import BUILT_IN, Constants, by_messages, choose
+from hpctrain.plan.fit import best_bucket
 
 
 def lines_of(table: dict[str, dict[int, float]], constants: Constants, ring: Ring) -> list[str]:
@@ -34,3 +35,12 @@ def lines_of(table: dict[str, dict[int, float]], constants: Constants, ring: Rin
         )
         lines.append(f"{key:>16}: {measured} (built in: {built_in})")
     return lines
+
+
+def step_lines(steps: dict[int, float]) -> list[str]:
+    """What the steps took, and which size of buckets follows."""
+    lines = ["", f"{'bucket bytes':>12}  {'step ms':>10}"]
+    lines += [f"{size:>12}  {1e3 * seconds:>10.2f}" for size, seconds in steps.items()]
+    if len(steps) == 1:
+        return [*lines, "all gradients fit in one bucket: no size is better than another, and none is written"]
+    return [*lines, f"bucket bytes to take: {best_bucket(steps)}, the largest of those within 2 % of the fastest"]

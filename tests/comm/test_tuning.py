@@ -83,6 +83,18 @@ def test_on_one_node_no_constants_change_a_bit(comm, peers, shared_seed, constan
         assert staged == ("windows" if constants.largest_staged >= 64 else "ring")
 
 
+@pytest.mark.mpi(min_size=3)
+def test_a_choice_that_takes_doubling_on_one_node_would_be_seen(comm, shared_seed, monkeypatch):
+    """The law above against a planted choice: from three ranks on its sums round otherwise."""
+    values = np.random.default_rng(shared_seed + comm.rank).standard_normal(1 << 14)
+    monkeypatch.setattr(
+        "hpctrain.comm.allreduce.choose", lambda algorithm, *_: {"auto": "doubling"}.get(algorithm, "ring")
+    )
+    with Mesh(comm) as mesh:
+        auto, ring = AllReduce(mesh)(values.copy()), AllReduce(mesh, algorithm="ring")(values.copy())
+        assert auto.tobytes() != ring.tobytes()
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("constants, wanted", [(DOUBLES, "doubling"), (RINGS, "ring")], ids=["doubling", "ring"])
 def test_between_nodes_constants_choose_how_messages_go(comm, monkeypatch, constants, wanted):

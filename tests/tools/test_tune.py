@@ -16,7 +16,7 @@ from hpctrain.comm.tuning import place_of, read_tuning
 from hpctrain.plan.allreduce import BUILT_IN, Constants
 from hpctrain.plan.fit import best_bucket
 from hpctrain.tools import tune, tune_buckets, tune_sums
-from hpctrain.tools.tune_table import lines_of
+from hpctrain.tools.tune_table import lines_of, step_lines
 from tests.harness.launch import ROOT
 from tests.train.toys import Masked
 
@@ -122,8 +122,8 @@ def test_the_table_shows_what_either_constants_take():
 
 
 def test_one_size_of_buckets_is_no_choice():
-    assert tune.step_lines({64: 0.5})[-1].startswith("all gradients fit in one bucket")
-    assert tune.step_lines({64: 0.5, 256: 0.5})[-1].startswith("bucket bytes to take: 256, the largest of those within")
+    assert step_lines({64: 0.5})[-1].startswith("all gradients fit in one bucket")
+    assert step_lines({64: 0.5, 256: 0.5})[-1].startswith("bucket bytes to take: 256, the largest of those within")
 
 
 @pytest.mark.mpi

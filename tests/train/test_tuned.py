@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain import DataParallel, Mesh, cli
+from hpctrain import DataParallel, Mesh, Pipeline, cli
 from hpctrain.comm import nodes
 from hpctrain.config import Config, UsageError, parse, to_toml
 from hpctrain.plan.allreduce import BUILT_IN, Constants
@@ -204,6 +204,23 @@ def test_a_loop_of_ones_own_takes_buckets_of_the_mesh(comm, given, wanted):
         wrapped(torch.ones(1)).backward()
         assert len(wrapped._gradients._flat.buckets) == wanted
         np.testing.assert_array_equal(model[0].grad.numpy(), np.ones(2))
+
+
+@pytest.mark.mpi
+def test_a_pipeline_of_ones_own_takes_them_too(comm):
+    def built(**given):
+        layers = [torch.nn.Linear(8, 8, bias=False) for _ in range(4)]
+        pipeline = Pipeline(
+            layers,
+            lambda outputs, targets: outputs.sum(),
+            mesh,
+            lambda parameters: torch.optim.SGD(parameters, 0.1),
+            **given,
+        )
+        return len(pipeline._executor.gradients.buckets)
+
+    with Mesh(comm, tuning=Tuning(BUILT_IN, 300)) as mesh:
+        assert built() == 2 and built(bucket_bytes=1) == 4, "a layer has 256 bytes"
 
 
 class Summing(torch.nn.Module):
