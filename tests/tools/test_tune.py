@@ -5,7 +5,6 @@ No test depends on how fast anything is: times are planted, or only their places
 
 import json
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ import torch
 from hpctrain import Mesh
 from hpctrain.comm import nodes
 from hpctrain.comm.tuning import place_of, read_tuning
-from hpctrain.plan.allreduce import BUILT_IN, Constants
+from hpctrain.plan.allreduce import BUILT_IN
 from hpctrain.plan.fit import best_bucket
 from hpctrain.tools import tune, tune_buckets, tune_sums
-from hpctrain.tools.tune_table import lines_of, step_lines
 from tests.harness.launch import ROOT
 from tests.train.toys import Masked
 
@@ -98,32 +96,6 @@ def test_one_process_has_nothing_to_measure(argv, capsys, tmp_path, monkeypatch)
         "hpctrain: tune: one rank sums nothing up; start two at least: mpirun -n 2 python -m hpctrain tune --out FILE\n"
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_the_table_shows_what_either_constants_take():
-    sizes = [1 << 10, 1 << 20, 1 << 24]
-    table = {name: dict.fromkeys(sizes, 0.002) for name in (*MESSAGES, *SHARED, *tune_sums.BETWEEN)}
-    across = SimpleNamespace(size=4)
-    ring = SimpleNamespace(size=8, spans_nodes=True, node=SimpleNamespace(across=across))
-    lines = lines_of(table, Constants(60.0, 1e-15, 1 << 30, 1 << 12), ring)
-    heads = "bytes ring ms doubling ms windows ms staged ms nodes ring ms nodes doubling ms"
-    assert " ".join(lines[0].split()) == f"{heads} built in measured nodes built in nodes measured"
-    cells = [line.split() for line in lines[1:4]]
-    assert [row[0] for row in cells] == [str(size) for size in sizes] and cells[0][1:7] == ["2.000"] * 6
-    assert cells[0][7:] == ["windows", "windows", "doubling", "doubling"]
-    assert cells[1][7:] == ["windows", "doubling", "ring", "doubling"]
-    assert cells[2][7:] == ["ring", "doubling", "ring", "doubling"]
-    assert "         latency: 60 s (built in: 5e-05 s)" in lines
-    assert "  largest_staged: 4096 bytes (built in: 4194304 bytes)" in lines
-    ring = SimpleNamespace(size=8, spans_nodes=False, node=None)
-    lines = lines_of({name: table[name] for name in MESSAGES}, BUILT_IN, ring)
-    assert lines[1].split()[3:] == ["ring", "ring"]
-    assert "these ranks share no memory: largest_staged stays as it is built in" in lines
-
-
-def test_one_size_of_buckets_is_no_choice():
-    assert step_lines({64: 0.5})[-1].startswith("all gradients fit in one bucket")
-    assert step_lines({64: 0.5, 256: 0.5})[-1].startswith("bucket bytes to take: 256, the largest of those within")
 
 
 @pytest.mark.mpi
