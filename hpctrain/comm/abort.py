@@ -150,10 +150,19 @@ def _abort_job(error: BaseException) -> None:
             traceback.print_exception(error, file=sys.stderr)
         for call in _last_words:
             print(f"hpctrain: {call()}", file=sys.stderr)
+        _pass_on()
         _flush()
         time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
     finally:  # a second interrupt, or a full disk under standard error, must not keep the others waiting
         _end_all(code)
+
+
+def _pass_on() -> None:
+    """What was said into memory is lost with the process: torch.distributed has excepthooks write there."""
+    said = getattr(sys.stderr, "getvalue", None)
+    if said is not None and sys.__stderr__ is not None:
+        sys.__stderr__.write(said())
+        sys.__stderr__.flush()
 
 
 def _end_all(code: int) -> None:

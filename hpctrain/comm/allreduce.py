@@ -44,11 +44,15 @@ class AllReduce:
     def empty(self, shape, dtype=np.float32) -> np.ndarray:
         """An uninitialised array, shared where there is shared memory; torch.from_numpy makes a tensor of it.
 
-        Collective, the same shape and dtype on all ranks. It is given back when the mesh is closed, if nothing looks at
-        it any more, else when the program ends: so ask for it once, not for each call.
+        Collective, equally many numbers of one dtype on all ranks. It is given back when the mesh is closed, if nothing
+        looks at it any more, else when the program ends: so ask for it once, not for each call.
         """
-        dtype, length = np.dtype(dtype), int(np.prod(shape, dtype=np.int64))
-        return self._data.allocate(length * dtype.itemsize).view(dtype).reshape(shape)
+        like = np.empty(0, _dtype(dtype))
+        as_buffer(like).check_summable()
+        lengths = tuple(np.atleast_1d(np.asarray(shape, np.int64)))
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"shape={shape}: a length is negative")
+        return self._data.allocate(int(np.prod(lengths)) * like.itemsize).view(like.dtype).reshape(lengths)
 
     def __call__(self, array, name: str = ""):
         """Reduces `array` in place and returns it. `name` stands in error messages. Collective."""
@@ -93,6 +97,13 @@ def check_reduction(reduction: str) -> None:
     """ValueError for what is neither sum nor mean."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r}: it is {' or '.join(map(repr, REDUCTIONS))}")
+
+
+def _dtype(given) -> np.dtype:
+    try:
+        return np.dtype(given)
+    except TypeError:
+        raise ValueError(f"dtype={given}: it is no dtype of NumPy, such as numpy.float32") from None
 
 
 def _check_divisible(array, name: str) -> None:

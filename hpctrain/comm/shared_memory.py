@@ -34,7 +34,7 @@ def has_room(ring: Ring, nbytes: int, num_rings: int) -> bool:
         return True
     if ring.rank == 0:
         print(
-            f"hpctrain: {SHARED_MEMORY} has {least >> 20} MiB free, and {wanted >> 20} are wanted: sums are slower "
+            f"hpctrain: {SHARED_MEMORY} has {least >> 20} MiB free, and {wanted >> 20} MiB are wanted: sums are slower "
             "without; in a container: --shm-size=1g",
             file=sys.stderr,
         )

@@ -59,7 +59,8 @@ class Signature(NamedTuple):
 
     def __str__(self):
         name = f" '{self.name}'" if self.name else ""
-        return f"rank {self.rank} call {self.call} {self.operation}{name} ({self.dtype} x {self.length})"
+        operation = self.operation.replace("/", " divided by ")
+        return f"rank {self.rank} call {self.call} {operation}{name} ({self.dtype} x {self.length})"
 
 
 def _fit(text: str, size: int) -> bytes:

@@ -169,3 +169,24 @@ def test_who_closes_while_others_reduce_keeps_nobody_waiting(fresh_comm):
     if mesh.rank:
         mesh.close()
     mesh.close()
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, words",
+    [
+        (-1, "f4", "shape=-1: a length is negative"),
+        ((2, -1), "f4", r"shape=\(2, -1\): a length is negative"),
+        (3, object, "arrays of object cannot travel"),
+        (3, "no such", "dtype=no such: it is no dtype of NumPy"),
+    ],
+)
+def test_an_array_that_cannot_be_is_refused(shape, dtype, words):
+    with Mesh(None) as mesh, pytest.raises(ValueError, match=words):
+        AllReduce(mesh).empty(shape, dtype)
+
+
+@pytest.mark.parametrize("shape", [(), 4, (2, 0), [3, 5]])
+def test_an_empty_array_has_the_shape_asked_for(shape):
+    with Mesh(None) as mesh:
+        array = AllReduce(mesh).empty(shape, ">f8")
+    assert (array.shape, array.dtype) == (np.empty(shape).shape, np.dtype(">f8"))

@@ -78,6 +78,27 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(script, first)
     assert told in result.stderr and "ValueError: boom" in result.stderr, result
 
 
+def test_a_hook_that_collects_what_is_said_does_not_keep_it(script):
+    """torch.distributed's does so, where init_process_group comes after Mesh."""
+    body = """
+    import io
+    mesh, ours = Mesh(), sys.excepthook
+    def collect(*failure):
+        real, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            ours(*failure)
+        finally:
+            sys.stderr = real
+    sys.excepthook = collect
+    if mesh.rank == 1:
+        fail()
+    mesh.barrier()
+    """
+    result = script(body)
+    assert result.returncode == 1 and result.stderr.count("ValueError: boom") == 1, result
+    assert "rank 1 of 3 failed" in result.stderr, result
+
+
 def test_the_guard_also_holds_in_a_with_block_and_for_exits(script):
     body = "with abort_on_error():\n" + textwrap.indent(LOOP.format(fault="happens(); sys.exit(3)"), "    ")
     result = script(body)
