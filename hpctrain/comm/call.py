@@ -7,11 +7,14 @@ if TYPE_CHECKING:
     from hpctrain.comm.buffer import Buffer
     from hpctrain.comm.ring import Ring
 
+WIRE_ITEMSIZE = 2  # bytes of what is compressed
+
 
 class Call:
     """One call, by the `name` that errors give it. Subclasses have `start` and `poll`, and know their memory."""
 
     native: "Buffer"
+    compress = "none"  # what its messages are to carry, where that is not the numbers as they are
 
     def __init__(self, ring: "Ring", name: str):
         self.name, self._ring = name, ring
@@ -44,6 +47,15 @@ class Call:
     def _called(self, operation: str) -> str:
         """What the ranks must agree on: a mean is another call than a sum."""
         return operation if self.divisor == 1 else f"{operation}/{self.divisor:g}"
+
+    @property
+    def wire_share(self) -> float:
+        """The bytes of a message by those of its numbers."""
+        return 1.0 if self.compress == "none" else WIRE_ITEMSIZE / self.native.itemsize
+
+    def _described_dtype(self) -> str:
+        """What the ranks must agree on besides."""
+        return self.native.dtype if self.compress == "none" else f"{self.native.dtype} as {self.compress}"
 
     def _begin(self) -> None:
         """RuntimeError where it is under way, or its memory is another call's."""

@@ -47,11 +47,16 @@ class Collective(Call):
         self._itemsize = self.native.partial.itemsize if reduce else self.native.itemsize
         self._lay_out(reduce, gather)
 
+    @property
+    def wire_itemsize(self) -> int:
+        """Bytes of the longest message's numbers."""
+        return self._itemsize
+
     def _lay_out(self, reduce: bool, gather: bool) -> None:
         """Sends and receives as spans, in order: all segments of a step, then the next step."""
         rank, size = self._ring.rank, self._ring.size
         chunks = split_evenly(len(self.native), size)
-        longest = len(chunks[0]) * self._itemsize
+        longest = len(chunks[0]) * self.wire_itemsize
         self._pieces = pieces = max(1, -(-longest // self._ring.segment_bytes))
         spans = [[Span(c.start + p.start, c.start + p.stop) for p in split_evenly(len(c), pieces)] for c in chunks]
         reducing = steps.scatter_reduce(rank, size) if reduce else []
@@ -69,13 +74,13 @@ class Collective(Call):
         self._begin()
         self._tag = RING[self._ring.num_calls % len(RING)]
         operation = self._called(self._operation)
-        self._signature = self._ring.announce(operation, self.native.dtype, len(self.native), self.name)
+        self._signature = self._ring.announce(operation, self._described_dtype(), len(self.native), self.name)
         self._partials = self.native.partials() if self._num_reducing else self.native
         self._under_way = deque()  # receives in order, posted and not yet taken
         self._sending = deque()  # (request, message) in order
         self._num_received = self._num_posted = self._num_sends_done = 0
         self._confirmed = False
-        self._reserve_scratch()
+        self._reserve()
         self._enlist()
         for _ in range(min(self._pieces, len(self._sends))):
             self._send_next()
@@ -107,7 +112,8 @@ class Collective(Call):
         """Takes back the receives of a call that will not be finished."""
         take_back(self._under_way)
 
-    def _reserve_scratch(self) -> None:
+    def _reserve(self) -> None:
+        """Memory for what arrives to be added."""
         slots = min(WINDOW, self._num_reducing)
         length = self._scratch_span
         memory = allocate(slots * length * self._itemsize).view(self._partials.values.dtype)
@@ -116,9 +122,29 @@ class Collective(Call):
     def _memory(self, index: int) -> Buffer:
         return self._partials if index < self._num_reducing else self.native
 
+    def _outgoing(self, index: int) -> np.ndarray:
+        """What send `index` carries; it stays as it is until it has left."""
+        return self._memory(index).message(*self._sends[index])
+
+    def _incoming(self, index: int) -> np.ndarray:
+        """Where receive `index` lands."""
+        start, stop = self._receives[index]
+        if index < self._num_reducing:
+            return self._scratch[index % WINDOW].message(0, stop - start)
+        return self.native.message(start, stop)
+
+    def _take_in(self, index: int) -> None:
+        """Receive `index` has landed: add it, or it lies in place already."""
+        if index >= self._num_reducing:
+            return
+        start, stop = self._receives[index]
+        self._partials.add(start, self._scratch[index % WINDOW].values[: stop - start])
+        if index >= self._num_reducing - self._pieces:
+            self.native.finish(start, stop, self._partials, self.divisor)
+
     def _send_next(self) -> None:
         index = self._num_sends_done + len(self._sending)
-        message = self._memory(index).message(*self._sends[index])
+        message = self._outgoing(index)
         request = self._ring.comm.Isend(message, (self._ring.rank + 1) % self._ring.size, self._tag)
         self._sending.append((request, message))
         self._count(message)
@@ -131,12 +157,7 @@ class Collective(Call):
     def _post_receives(self) -> None:
         limit = min(len(self._receives), self._num_received + WINDOW)
         while self._num_posted < limit and self._may_overwrite(self._num_posted):
-            index = self._num_posted
-            span = self._receives[index]
-            if index < self._num_reducing:
-                message = self._scratch[index % WINDOW].message(0, span.stop - span.start)
-            else:
-                message = self.native.message(*span)
+            message = self._incoming(self._num_posted)
             self._under_way.append(self._ring.comm.Irecv(message, (self._ring.rank - 1) % self._ring.size, self._tag))
             self._num_posted += 1
 
@@ -145,15 +166,9 @@ class Collective(Call):
         return index < self._num_reducing or self._num_sends_done > index - self._num_reducing or not self._num_reducing
 
     def _take(self) -> None:
-        """The next message has arrived: add it, or it lies in place already; pass on what now can travel."""
-        index = self._num_received
-        span = self._receives[index]
+        """The next message has arrived; pass on what now can travel."""
+        self._take_in(self._num_received)
         self._num_received += 1
-        if index < self._num_reducing:
-            received = self._scratch[index % WINDOW].values[: span.stop - span.start]
-            self._partials.add(span.start, received)
-            if index >= self._num_reducing - self._pieces:
-                self.native.finish(*span, self._partials, self.divisor)
         if self._num_sends_done + len(self._sending) < len(self._sends):
             self._send_next()
 

@@ -1,12 +1,12 @@
 """A sum over nodes: what one rank of each has summed up at home, by messages between them."""
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpctrain.comm.doubling import Doubling
+from hpctrain.comm.compressed import doubling
 from hpctrain.comm.node import BLOCK_BYTES
+from hpctrain.comm.ring import Ring
 from hpctrain.plan.allreduce import by_messages
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Crossing:
     """The sum of `shares`, on the way over the nodes; in the end it is in the last of them. Collective over the nodes.
 
-    Of 16-bit floats the sums travel in float32, and are rounded when they are complete.
+    Of 16-bit floats the sums travel in float32, and are rounded when they are complete. What is to be compressed is so
+    here only: by then the ranks of a node have added up their numbers as they are.
     """
 
     def __init__(self, total: "NodeSum", shares: list[np.ndarray]):
@@ -27,8 +28,8 @@ class Crossing:
             native.add_partially([share[block] for share in shares], self._partial[block], node.scratch)
         name = f"{total.name} of {len(native)}"
         by_doubling = by_messages(self._partial.nbytes, node.across.size, node.ring.constants) == "doubling"
-        all_reduce = partial(Doubling, node.across) if by_doubling else node.across.all_reduce
-        self._moving = all_reduce(self._partial, name).start()
+        sum_by = doubling if by_doubling else Ring.all_reduce
+        self._moving = sum_by(node.across, self._partial, name, total.compress).start()
 
     def is_done(self) -> bool:
         """Moves it on; when True the sum is complete."""

@@ -31,8 +31,7 @@ class Doubling(Call):
         self.native = as_buffer(array)
         self.native.check_summable()
         self._steps = steps(ring.rank, ring.size)
-        partial = self.native.partial
-        self._arriving = Buffer(allocate(len(self.native) * partial.itemsize).view(partial))
+        self._arriving: Buffer | None = None
         self._sends: list[Any] = []
         self._receives: list[Any] = []
 
@@ -43,7 +42,7 @@ class Doubling(Call):
             self._started, self.began = True, time.perf_counter()
             return self
         self._begin()
-        self._signature = ring.announce(self._called("doubling"), self.native.dtype, len(self.native), self.name)
+        self._signature = ring.announce(self._called("doubling"), self._described_dtype(), len(self.native), self.name)
         sixteen = crc32(self._signature.words()) % (len(DOUBLING) // 16)
         self._tag = DOUBLING[16 * sixteen + self._signature.call % 16]
         self._partials = self.native.partials()
@@ -63,11 +62,11 @@ class Doubling(Call):
         if self._before is not None:
             self._wait_for_turn()
         while self._before is None and self._next < len(self._steps) and self._step_is_done():
-            self._end_step()
+            self._take_in(*self._steps[self._next])
             self._next += 1
             self._begin_step()
         if self._confirmed and self._next == len(self._steps):
-            self.native.finish(0, len(self.native), self._partials, self.divisor)
+            self._complete()
             self._leave()
         else:
             self._ring.channel.poll()
@@ -93,25 +92,41 @@ class Doubling(Call):
         if self._next == len(self._steps):
             return
         kind, peer = self._steps[self._next]
-        comm, length = self._ring.comm, len(self.native)
+        comm = self._ring.comm
         if kind in (Kind.SEND, Kind.EXCHANGE):
-            message = self._partials.message(0, length)
+            message = self._outgoing(kind)
             self._sends = [comm.Isend(message, peer, self._tag)]
             self._ring.counters.messages_sent += 1
             self._ring.counters.bytes_sent += message.size
         if kind != Kind.SEND:
-            buffer = self._partials if kind == Kind.RECEIVE else self._arriving
-            self._receives = [comm.Irecv(buffer.message(0, length), peer, self._tag)]
+            self._receives = [comm.Irecv(self._incoming(kind), peer, self._tag)]
 
     def _step_is_done(self) -> bool:
         self._sends = [request for request in self._sends if not request.Test()]
         self._receives = [request for request in self._receives if not request.Test()]
         return not (self._sends or self._receives)
 
-    def _end_step(self) -> None:
-        kind, peer = self._steps[self._next]
+    def _outgoing(self, kind: Kind) -> np.ndarray:
+        """What leaves in a step; it stays as it is until it has left."""
+        return self._partials.message(0, len(self.native))
+
+    def _incoming(self, kind: Kind) -> np.ndarray:
+        """Where it lands."""
+        if kind == Kind.RECEIVE:
+            return self._partials.message(0, len(self.native))
+        if self._arriving is None:
+            partial = self.native.partial
+            self._arriving = Buffer(allocate(len(self.native) * partial.itemsize).view(partial))
+        return self._arriving.message(0, len(self.native))
+
+    def _take_in(self, kind: Kind, peer: int) -> None:
+        """The messages of a step have left and landed."""
         if kind in (Kind.ADD, Kind.EXCHANGE):
             own, received = self._partials.values, self._arriving.values
             first, second = (received, own) if peer < self._ring.rank else (own, received)
             with np.errstate(all="ignore"):
                 np.add(first, second, out=own)
+
+    def _complete(self) -> None:
+        """All steps are done: this rank has the sum."""
+        self.native.finish(0, len(self.native), self._partials, self.divisor)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.comm.buffer import as_buffer
 from hpctrain.comm.call import Call
+from hpctrain.comm.compressed import check_compressible
 from hpctrain.comm.node_entries import entries_of
 from hpctrain.comm.signature import Signature
 
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class NodeSum(Call):
-    """One call of all ranks of the ring whose node this is."""
+    """One call of all ranks of the ring whose node this is; `compress` is about messages between nodes."""
 
     algorithm = "windows"
 
-    def __init__(self, node: "Node", array, name: str = ""):
+    def __init__(self, node: "Node", array, name: str = "", compress: str = "none"):
         super().__init__(node.ring, name or "all_reduce")
+        if compress != "none":
+            check_compressible(array, name)
+        self.compress = compress
         self.node, self._array = node, array
         self.native = as_buffer(array)
         self.native.check_summable()
@@ -93,7 +97,7 @@ class NodeSum(Call):
     def signature(self) -> Signature:
         """What this rank calls."""
         native = self.native
-        return Signature(self._ring.rank, self.call, self._called("all_reduce"), native.dtype, len(native), self.name)
+        return Signature(self._ring.rank, self.call, self._called("all_reduce"), self._described_dtype(), len(native), self.name)
 
     def count_done(self) -> None:
         """One more entry went through."""

@@ -15,11 +15,14 @@ rounding of S into n chunks (every message counts, also an empty one, so that no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpctrain.comm.bfloat16 import BFloat16
 from hpctrain.comm.collective import Collective
+from hpctrain.comm.compressed import CompressedCollective
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
@@ -68,12 +71,20 @@ class Ring:
         self.spans_nodes, self.node_sizes = False, [self.size]
         self.constants = BUILT_IN  # by which `auto` chooses
 
-    def all_reduce(self, array, name: str = "") -> Collective:
+    @cached_property
+    def bfloat16(self) -> BFloat16:
+        """Converts for all calls whose messages are compressed."""
+        return BFloat16()
+
+    def all_reduce(self, array, name: str = "", compress: str = "none") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
 
         Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. Raises
         ValueError for an array that cannot be summed in place, CollectiveMismatch where ranks call different things.
+        `compress` "bf16": messages carry bfloat16 (compressed.py), of float32 and float64 only.
         """
+        if compress == "bf16":
+            return CompressedCollective(self, "all_reduce", array, name, gather=True)
         return Collective(self, "all_reduce", array, name, reduce=True, gather=True)
 
     def one_shot(self, array, name: str) -> OneShot | Collective:
@@ -82,8 +93,13 @@ class Ring:
             return OneShot(self, array, name)
         return Collective(self, "one_shot", array, name, reduce=True, gather=True, control=True)
 
-    def reduce_scatter(self, array, name: str = "") -> Collective:
-        """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined."""
+    def reduce_scatter(self, array, name: str = "", compress: str = "none") -> Collective:
+        """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined.
+
+        The bits are those that all_reduce would leave there.
+        """
+        if compress == "bf16":
+            return CompressedCollective(self, "reduce_scatter", array, name, gather=False)
         return Collective(self, "reduce_scatter", array, name, reduce=True, gather=False)
 
     def all_gather(self, array, name: str = "") -> Collective:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 ALGORITHMS = ("ring", "doubling", "windows")
 CHOICES = ("auto", *ALGORITHMS)
+COMPRESSIONS = ("none", "bf16")  # of messages
 LARGEST_MESSAGE = 1 << 30  # bytes
 
 
