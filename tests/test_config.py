@@ -61,6 +61,11 @@ def test_what_is_written_is_read_again(tmp_path):
             ["--servers", "1", "--allreduce", "ring"],
             "--allreduce ring: gradients go to the --servers; leave it out, or take --dense-via ring",
         ),
+        (
+            ["--servers", "1", "--compress", "bf16"],
+            "--compress bf16: gradients go to the --servers; leave it out, or take --dense-via ring",
+        ),
+        (["--compress", "fp8"], "--compress: expected one of none, bf16; got 'fp8'"),
         *(
             (
                 ["--shard-optimizer", "--schedule", name],

@@ -7,7 +7,7 @@ infinity, and some as zero.
 
 import numpy as np
 
-BLOCK = 8192  # numbers at a time, so that what is between two operations stays in the cache
+BLOCK = 65536  # numbers at a time, so that what is between two operations stays in the cache
 QUIET_NAN = 0x7FC0
 HALF = 0x7FFF  # just less than half of what the last of 16 bits stands for
 

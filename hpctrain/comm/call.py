@@ -49,9 +49,14 @@ class Call:
         return operation if self.divisor == 1 else f"{operation}/{self.divisor:g}"
 
     @property
+    def wire(self) -> str:
+        """What its messages do carry."""
+        return self.compress if self._ring.size > 1 else "none"
+
+    @property
     def wire_share(self) -> float:
         """The bytes of a message by those of its numbers."""
-        return 1.0 if self.compress == "none" else WIRE_ITEMSIZE / self.native.itemsize
+        return 1.0 if self.wire == "none" else WIRE_ITEMSIZE / self.native.itemsize
 
     def _described_dtype(self) -> str:
         """What the ranks must agree on besides."""

@@ -32,6 +32,11 @@ class NodeSum(Call):
         self._describe()
         node.sums.add(self)
 
+    @property
+    def wire(self) -> str:
+        """What messages between nodes carry; on one node there are none."""
+        return self.compress if self.node.across is not None else "none"
+
     def start(self) -> "NodeSum":
         """Begins; returns self. All ranks must start the same calls in the same order."""
         self._begin()
@@ -97,7 +102,9 @@ class NodeSum(Call):
     def signature(self) -> Signature:
         """What this rank calls."""
         native = self.native
-        return Signature(self._ring.rank, self.call, self._called("all_reduce"), self._described_dtype(), len(native), self.name)
+        return Signature(
+            self._ring.rank, self.call, self._called("all_reduce"), self._described_dtype(), len(native), self.name
+        )
 
     def count_done(self) -> None:
         """One more entry went through."""

@@ -48,6 +48,10 @@ def check_servers(config: Config) -> None:
         )
     if config.tuning is not None and config.dense_via == "ps":
         raise UsageError("--tuning: gradients go to the --servers; leave it out, or take --dense-via ring")
+    if config.compress != "none" and config.dense_via == "ps":
+        raise UsageError(
+            f"--compress {config.compress}: gradients go to the --servers; leave it out, or take --dense-via ring"
+        )
     _check_staleness(config)
     _check_update(config)
 

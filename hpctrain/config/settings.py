@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_value, flag, flag_name
-from hpctrain.plan.allreduce import CHOICES
+from hpctrain.plan.allreduce import CHOICES, COMPRESSIONS
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.tuning import constants_of
@@ -143,6 +143,11 @@ class Config:
         None,
         "a file that `tune` wrote, whose constants --allreduce auto goes by, and whose size of buckets is taken",
         metavar="FILE",
+    )
+    compress: str = flag(
+        "none",
+        "what messages of gradient sums carry: the numbers as they are, or rounded to bfloat16",
+        choices=COMPRESSIONS,
     )
     threads: int | None = flag(
         None,

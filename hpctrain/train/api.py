@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpctrain.comm.allreduce import check_algorithm, check_reduction
+from hpctrain.comm.allreduce import check_algorithm, check_compress, check_reduction
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.structure import tensors_in
 from hpctrain.train.graph import accumulator, leaf_below, will_add
@@ -22,7 +22,7 @@ from hpctrain.train.join import Attendance, as_call
 from hpctrain.train.start import share_first
 from hpctrain.train.statistics import RunningStatistics
 from hpctrain.train.synchronise import GlobalGradients
-from hpctrain.train.wrap import check_trainable, check_unchanged, refuse_sparse, warn_of_mixed_rows
+from hpctrain.train.wrap import check_compressible, check_trainable, check_unchanged, refuse_sparse, warn_of_mixed_rows
 
 
 class DataParallel(nn.Module):
@@ -35,8 +35,8 @@ class DataParallel(nn.Module):
 
     `reduction`: "mean" is the sum of the ranks' gradients by their number, so the gradient of the mean loss where all
     ranks have equally many rows; "sum" is the sum. Gradients travel in buckets of at least `bucket_bytes`, while the
-    backward still runs, by `algorithm` as in AllReduce. A parameter that no rank used has grad None. Gradients are
-    views of one arena, which the next backward writes again: what you keep beyond zero_grad(), clone.
+    backward still runs, by `algorithm` and with `compress` as in AllReduce. A parameter that no rank used has
+    grad None. Gradients are views of one arena, which the next backward writes again: what you keep, clone.
     torch.autograd.grad gives this rank's own gradients, and an optimizer that steps inside the backward (in hooks on
     parameters) sees local ones. `bucket_bytes` None: as the mesh's `tuning` has it, else 1 MiB.
 
@@ -54,22 +54,27 @@ class DataParallel(nn.Module):
         reduction: str = "mean",
         bucket_bytes: int | None = None,
         algorithm: str = "auto",
+        compress: str = "none",
     ):
         super().__init__()
         check_reduction(reduction)
         check_algorithm(algorithm, mesh.data.ring)
         bucket_bytes = (mesh.tuning.bucket_bytes or 1 << 20) if bucket_bytes is None else bucket_bytes
+        check_compress(compress)
         if bucket_bytes < 1:
             raise ValueError(f"DataParallel: bucket_bytes={bucket_bytes} is less than 1")
         check_trainable(module)
+        if compress != "none":
+            check_compressible(dict(module.named_parameters()), f"DataParallel: compress={compress!r}")
         _check_unwrapped(module)
         self.module, self.reduction = module, reduction
         self._mesh, self._group = mesh, mesh.data
         self._wrapped = parameters = dict(module.named_parameters())
         trained = [f"{name} requires a gradient" for name, each in parameters.items() if each.requires_grad]
         settings = [f"reduction={reduction!r}", f"bucket_bytes={bucket_bytes}", f"algorithm={algorithm!r}"]
+        settings.append(f"compress={compress!r}")
         share_first({**parameters, **dict(module.named_buffers())}, mesh.data, trained + settings)
-        self._gradients = GlobalGradients(parameters, mesh, reduction, bucket_bytes, algorithm)
+        self._gradients = GlobalGradients(parameters, mesh, reduction, bucket_bytes, algorithm, compress)
         self._accumulators = {name: accumulator(each) for name, each in self._gradients.parameters.items()}
         self._nodes = frozenset(self._accumulators.values())
         for name, parameter in self._gradients.parameters.items():

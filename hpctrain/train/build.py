@@ -113,7 +113,7 @@ def _optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Op
 
 
 def _how_to_update(config: Config) -> dict:
-    return {"on_nan": config.on_nan, "clip_norm": config.clip_norm, "allreduce": config.allreduce}
+    return {name: getattr(config, name) for name in ("on_nan", "clip_norm", "allreduce", "compress")}
 
 
 def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | None, names: list[str]) -> FlatGradients:

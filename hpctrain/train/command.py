@@ -172,6 +172,8 @@ def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_he
         lines += [f"--{name.replace('_', '-')} has no effect with one stage" for name in idle if name in given]
     if config.clip_norm and config.schedule == "1f1b-async" and config.stages > 1:
         lines.append(f"--clip-norm {config.clip_norm}: --schedule 1f1b-async clips the gradients of each stage alone")
+    if config.compress != "none" and replicas == 1:
+        lines.append(f"--compress {config.compress} has no effect with one replica, which sums no gradients")
     if config.lr_warmup_steps >= config.steps:
         lines.append(f"--lr-warmup-steps {config.lr_warmup_steps}: the run ends before, after {config.steps} steps")
     if config.eval_every and config.eval_every > config.steps:

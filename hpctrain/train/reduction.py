@@ -42,10 +42,11 @@ class Times:
 class Reduction:
     """`start` buckets in ascending order as they become complete, then `wait` for all."""
 
-    def __init__(self, gradients: FlatGradients, ring: Ring, algorithm: str = "auto"):
+    def __init__(self, gradients: FlatGradients, ring: Ring, algorithm: str = "auto", compress: str = "none"):
         self._buckets, self._num_ranks = gradients.buckets, ring.size
         self.collectives = [
-            all_reduce(ring, bucket.flat, f"gradients {i}", algorithm) for i, bucket in enumerate(self._buckets)
+            all_reduce(ring, bucket.flat, f"gradients {i}", algorithm, compress)
+            for i, bucket in enumerate(self._buckets)
         ]
         self._times = [Times() for _ in self._buckets]
 
@@ -63,5 +64,7 @@ class Reduction:
         traffic = 2 * (self._num_ranks - 1) / self._num_ranks
         buckets = zip(self._buckets, self.collectives, self._times)
         return [
-            {"algorithm": sums.algorithm} | times.figures(each.flat.nbytes, traffic) for each, sums, times in buckets
+            {"algorithm": sums.algorithm, "compress": sums.wire}
+            | times.figures(each.flat.nbytes, traffic * sums.wire_share)
+            for each, sums, times in buckets
         ]

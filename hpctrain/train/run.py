@@ -83,6 +83,7 @@ def build_trainer(config: Config, task, mesh: Mesh, note: Callable, roles: Roles
     executor = build_executor(config, task, mesh, roles=roles)
     same_rows(executor.batches, mesh)
     note_mixing(executor, mesh)
+    note_compression(config, executor, mesh)
     trainer = Trainer(config, executor, mesh, note, build_evaluation(config, task, mesh))
     trainer.check()
     return trainer
@@ -120,6 +121,18 @@ def note_mixing(executor: Executor, mesh: Mesh) -> None:
         " are averaged over the replicas; GroupNorm and LayerNorm do not depend on the layout",
         file=sys.stderr,
     )
+
+
+def note_compression(config: Config, executor: Executor, mesh: Mesh) -> None:
+    """One line where there are sums that no message carries."""
+    if config.compress == "none" or mesh.data.size == 1 or mesh.rank:
+        return
+    if all(each.wire == "none" for each in executor.update.reduction.collectives):
+        print(
+            f"note: --compress {config.compress} has no effect: the ranks share a node, and gradients are summed in its"
+            " memory without a message; --allreduce ring sends them",
+            file=sys.stderr,
+        )
 
 
 def same_data(task, mesh: Mesh) -> str | None:

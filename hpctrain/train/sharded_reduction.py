@@ -13,19 +13,28 @@ from hpctrain.train.reduction import Times
 class ShardedReduction:
     """As Reduction, of whose sums each rank gets those that it owns; `gather_weights` then brings all weights to all.
 
-    Buckets with a parameter named in `shared` are summed whole, because more than their owner needs them.
+    Buckets with a parameter named in `shared` are summed whole, because more than their owner needs them. `compress` is
+    for gradients; weights travel as they are.
     """
 
-    def __init__(self, gradients: FlatGradients, shard: OptimizerShard, ring: Ring, shared: Collection[str] = ()):
+    def __init__(
+        self,
+        gradients: FlatGradients,
+        shard: OptimizerShard,
+        ring: Ring,
+        shared: Collection[str] = (),
+        compress: str = "none",
+    ):
         self.collectives: list[Collective] = []
         self.gathers: list[Collective] = []
         self._shares: list[float] = []  # of a bucket's bytes, that each rank sends a step
         for number, (bucket, weights) in enumerate(zip(gradients.buckets, shard.weights)):
             is_whole = not set(bucket.names).isdisjoint(shared)
             reduce = ring.all_reduce if is_whole else ring.reduce_scatter
-            self.collectives.append(reduce(bucket.flat, f"gradients {number}"))
+            self.collectives.append(reduce(bucket.flat, f"gradients {number}", compress))
             self.gathers.append(ring.all_gather(weights, f"weights {number}"))
-            self._shares.append((2 + is_whole) * (ring.size - 1) / ring.size)
+            ways = (1 + is_whole) * self.collectives[-1].wire_share + 1
+            self._shares.append(ways * (ring.size - 1) / ring.size)
         self._sizes = [weights.nbytes for weights in shard.weights]
         self._times = [Times() for _ in self._sizes]
         self._waited_from = 0.0
@@ -48,5 +57,8 @@ class ShardedReduction:
 
     def figures(self) -> list[dict]:
         """For each bucket, of both ways; only the first one can be hidden."""
-        buckets = zip(self._sizes, self._shares, self._times)
-        return [{"algorithm": "ring"} | times.figures(size, share) for size, share, times in buckets]
+        buckets = zip(self.collectives, self._sizes, self._shares, self._times)
+        return [
+            {"algorithm": "ring", "compress": sums.wire} | times.figures(size, share)
+            for sums, size, share, times in buckets
+        ]

@@ -22,8 +22,8 @@ class ShardedUpdate(Update):
         super().__init__(*args, **settings)
         self.stepped, self._looks = shard, True  # nobody else holds these sums
 
-    def _build_reduction(self, algorithm: str) -> ShardedReduction:
-        reduction = ShardedReduction(self.gradients, self.shard, self.mesh.data.ring, self.tied.names)
+    def _build_reduction(self, algorithm: str, compress: str) -> ShardedReduction:
+        reduction = ShardedReduction(self.gradients, self.shard, self.mesh.data.ring, self.tied.names, compress)
         self.gathers = reduction.gathers
         return reduction
 

@@ -24,7 +24,13 @@ class GlobalGradients:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], mesh: Mesh, reduction: str, bucket_bytes: int, algorithm: str
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        mesh: Mesh,
+        reduction: str,
+        bucket_bytes: int,
+        algorithm: str,
+        compress: str = "none",
     ):
         group = mesh.add_group()
         self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
@@ -32,7 +38,7 @@ class GlobalGradients:
             parameters, group.allocate if algorithm in ("auto", "windows") else allocate, bucket_bytes
         )
         self._flat.attach(())
-        self._sums = Reduction(self._flat, group.ring, algorithm)
+        self._sums = Reduction(self._flat, group.ring, algorithm, compress)
         self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll
         self.parameters, self.counters = self._flat.parameters, group.ring.counters
         self._mean = reduction == "mean"

@@ -63,12 +63,13 @@ class Update:
         clip_norm: float | None = None,
         lookups: Lookups | None = None,
         allreduce: str = "auto",
+        compress: str = "none",
     ):
         self.lookups = lookups
         self._rows: Rows = {}  # sums over all replicas
         self.stage, self.gradients, self.optimizer, self.mesh = stage, gradients, optimizer, mesh
         self.tied, self.on_nan, self.clip_norm = tied, on_nan, clip_norm
-        self.reduction = self._build_reduction(allreduce)
+        self.reduction = self._build_reduction(allreduce, compress)
         self.stepped: FlatGradients | OptimizerShard = gradients  # what the optimizer of this rank steps with
         self._looks = mesh.replica == 0  # all replicas hold the bits of the same sums, so one of them looks at them
         self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
@@ -80,8 +81,8 @@ class Update:
         gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
         self.methods = {Op.REDUCE: self._reduce, Op.TIE: self._tie, Op.AGREE: self._agree, Op.STEP: self._step}
 
-    def _build_reduction(self, algorithm: str) -> Reduction | ShardedReduction:
-        return Reduction(self.gradients, self.mesh.data.ring, algorithm)
+    def _build_reduction(self, algorithm: str, compress: str) -> Reduction | ShardedReduction:
+        return Reduction(self.gradients, self.mesh.data.ring, algorithm, compress)
 
     def begin(self, step: int) -> None:
         """What comes next belongs to `step` (from 0)."""

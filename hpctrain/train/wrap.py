@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -22,6 +23,14 @@ def check_trainable(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
             refuse_sparse(f"{name}.weight".lstrip("."))
+
+
+def check_compressible(parameters: Mapping[str, nn.Parameter], flag: str) -> None:
+    """ValueError that begins with `flag` for one whose gradient cannot be compressed."""
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise ValueError(f"{flag}: {name} is {dtype}; only gradients of float32 and float64 are compressed")
 
 
 def check_unchanged(

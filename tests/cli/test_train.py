@@ -35,6 +35,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "allreduce": [
         {
             "algorithm": str,
+            "compress": str,
             "bytes": int,
             "seconds": float,
             "bus_bandwidth": (float, type(None)),

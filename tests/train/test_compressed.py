@@ -1,0 +1,140 @@
+"""Training whose gradient sums travel as bfloat16: near what it was, the same bits on all replicas, half the bytes."""
+
+import pytest
+import torch
+
+from hpctrain import DataParallel, Mesh
+from hpctrain.config import Config
+from hpctrain.model.weights import combined, fingerprints
+from hpctrain.train.build import build_executor
+from hpctrain.train.errors import AgreedError
+from hpctrain.train.run import note_compression
+from tests.oracles.compressed_sum import compressed_ring
+from tests.train.loops import assert_same_everywhere, loss_of, net, rows, share
+from tests.train.test_equivalence import TASKS, part_of, settings
+from tests.train.test_executor import executor_of
+from tests.train.toys import Masked, run
+
+LAYOUTS = {
+    "ring": {"allreduce": "ring"},
+    "doubling": {"allreduce": "doubling"},
+    "shared optimizer": {"shard_optimizer": True},
+    "1f1b": {"stages": 2, "num_microbatches": 4, "allreduce": "ring"},
+    "1f1b-async": {"stages": 2, "num_microbatches": 4, "allreduce": "ring", "schedule": "1f1b-async"},
+    "2bw": {"stages": 2, "num_microbatches": 4, "allreduce": "ring", "schedule": "2bw"},
+}
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_learns_nearly_as_much_and_all_replicas_hold_the_same_bits(comm, layout, precision):
+    if (part := part_of(comm, 4)) is None:
+        return
+    how = {"precision": precision, **settings("sgd", 24), **LAYOUTS[layout]}
+    plain, _, _ = run(TASKS["masked"], part, **how)
+    losses, weights, executor = run(TASKS["masked"], part, compress="bf16", **how)
+    assert losses != plain and losses == pytest.approx(plain, rel=0.02)
+    assert plain[-1] < 0.95 * plain[0]
+    hashes = part.allgather(combined(fingerprints(executor.stage.named_parameters())))
+    assert len(set(hashes)) == LAYOUTS[layout].get("stages", 1)
+    assert {each["compress"] for each in executor.update.reduction.figures()} == {"bf16"}
+    assert len(set(part.allgather(combined(fingerprints(weights))))) == 1
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_shared_optimizer_gives_the_bits_of_a_whole_one(comm, optimizer):
+    """For weights travel as they are."""
+    how = {"steps": 6, "precision": "float32", "compress": "bf16", **settings(optimizer, 13)}
+    whole, weights, _ = run(TASKS["unused"], comm, allreduce="ring", **how)
+    shared, theirs, _ = run(TASKS["unused"], comm, shard_optimizer=True, **how)
+    assert shared == whole and fingerprints(theirs) == fingerprints(weights)
+
+
+def sent(comm, **how) -> int:
+    """Bytes of all ranks in a step."""
+    executor, actions, mesh = executor_of(comm=comm, task=Masked(), global_batch_size=16, precision="float32", **how)
+    before = mesh.data.ring.counters.bytes_sent
+    executor.run(actions, 0)
+    total = comm.allreduce(mesh.data.ring.counters.bytes_sent - before)
+    mesh.close()
+    return total
+
+
+@pytest.mark.mpi(min_size=2)
+def test_gradients_take_half_the_bytes_and_weights_as_many_as_before(comm):
+    whole = sent(comm, allreduce="ring")
+    assert sent(comm, allreduce="ring", compress="bf16") == whole / 2
+    assert sent(comm, shard_optimizer=True) == whole
+    assert sent(comm, shard_optimizer=True, compress="bf16") == whole * 3 / 4
+    assert sent(comm, allreduce="windows", compress="bf16") == 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("allreduce, told", [("auto", True), ("windows", True), ("ring", False)])
+def test_one_line_says_where_no_message_carries_gradients(comm, capfd, allreduce, told):
+    config = Config(compress="bf16", allreduce=allreduce, global_batch_size=8)
+    with Mesh(comm) as mesh:
+        executor = build_executor(config, Masked(), mesh)
+        assert {each["compress"] for each in executor.update.reduction.figures()} == {"none" if told else "bf16"}
+        note_compression(config, executor, mesh)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(": the")[0] for line in lines] == ["note: --compress bf16 has no effect"] * (
+        told and comm.rank == 0
+    )
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loop_of_ones_own_gets_the_sum_of_the_oracle(comm, reduction):
+    with Mesh(comm) as mesh:
+        plain = net(dtype=torch.float32)
+        how = {"algorithm": "ring", "compress": "bf16", "bucket_bytes": 1 << 30}
+        model = DataParallel(net(dtype=torch.float32), mesh, reduction, **how)
+        loss_of(plain, share(0, mesh, dtype=torch.float32)).backward()
+        loss_of(model, share(0, mesh, dtype=torch.float32)).backward()
+        flat = model._gradients._flat.flat
+        own = torch.zeros_like(flat)
+        for name, place in model._gradients._flat.places.items():
+            gradient = plain.get_parameter(name.removeprefix("module.")).grad
+            if gradient is not None:
+                own[place] = gradient.reshape(-1)
+        expected = compressed_ring(comm.allgather(own.numpy()), mesh.size if reduction == "mean" else 1)
+        assert flat.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+def test_a_loop_of_ones_own_learns_with_it_also_in_a_join(comm, algorithm):
+    with Mesh(comm) as mesh:
+        model = DataParallel(net(dtype=torch.float32), mesh, algorithm=algorithm, compress="bf16")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        with model.join(optimizer):
+            for _ in range(10 + mesh.rank):
+                optimizer.zero_grad()
+                loss = loss_of(model, rows(0, 8, torch.float32))
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        assert losses[-1] < 0.9 * losses[0]
+        assert_same_everywhere(mesh, model.parameters())
+
+
+@pytest.mark.mpi
+def test_what_cannot_be_compressed_is_refused_by_one_line(comm):
+    with Mesh(comm) as mesh:
+        with pytest.raises(
+            ValueError, match=r"compress='bf16': first.weight is float16; only gradients of float32 and"
+        ):
+            DataParallel(net(dtype=torch.float16), mesh, compress="bf16")
+        with pytest.raises(ValueError, match="compress='fp8': it is 'none' or 'bf16'"):
+            DataParallel(net(), mesh, compress="fp8")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_disagree_about_it_are_told(comm):
+    with Mesh(comm) as mesh, pytest.raises(AgreedError, match="compress='(bf16|none)'"):
+        DataParallel(net(), mesh, compress="bf16" if mesh.rank else "none")
