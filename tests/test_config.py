@@ -65,7 +65,29 @@ def test_what_is_written_is_read_again(tmp_path):
             ["--servers", "1", "--compress", "bf16"],
             "--compress bf16: gradients go to the --servers; leave it out, or take --dense-via ring",
         ),
-        (["--compress", "fp8"], "--compress: expected one of none, bf16; got 'fp8'"),
+        *(
+            (
+                ["--compress", text],
+                f"--compress {text}: expected none, bf16, topk:FRACTION or powersgd:RANK, such as topk:0.01",
+            )
+            for text in ("fp8", "bf16:1", "topk", "topk:0", "topk:1.1", "topk:1/0", "powersgd:0", "powersgd:1.5")
+        ),
+        (
+            ["--compress", "topk:0.1", "--shard-optimizer"],
+            "--compress topk:0.1: each replica steps with the whole sum; leave --shard-optimizer out",
+        ),
+        (
+            ["--compress", "powersgd:2", "--servers", "1", "--dense-via", "ring"],
+            "--compress powersgd:2: each replica steps with the whole sum; leave --servers out",
+        ),
+        (
+            ["--compress", "powersgd:2", "--schedule", "2bw"],
+            "--compress powersgd:2: --schedule 2bw has no flush, at which all agree that a step was made; take 1f1b",
+        ),
+        (
+            ["--compress", "topk:0.1", "--allreduce", "windows"],
+            "--compress topk:0.1: what is sent goes along the ring; leave --allreduce windows out",
+        ),
         *(
             (
                 ["--shard-optimizer", "--schedule", name],

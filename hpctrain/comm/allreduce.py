@@ -13,7 +13,8 @@ from hpctrain.comm.doubling import Doubling
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.node_sum import NodeSum
 from hpctrain.comm.ring import Ring
-from hpctrain.plan.allreduce import COMPRESSIONS, choose
+from hpctrain.plan.allreduce import choose
+from hpctrain.plan.compression import WIRE
 
 REDUCTIONS = ("sum", "mean")
 
@@ -105,8 +106,8 @@ def check_algorithm(algorithm: str, ring: Ring) -> None:
 
 def check_compress(compress: str) -> None:
     """ValueError for what is no compression."""
-    if compress not in COMPRESSIONS:
-        raise ValueError(f"compress={compress!r}: it is {' or '.join(map(repr, COMPRESSIONS))}")
+    if compress not in WIRE:
+        raise ValueError(f"compress={compress!r}: it is {' or '.join(map(repr, WIRE))}")
 
 
 def check_reduction(reduction: str) -> None:

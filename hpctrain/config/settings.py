@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_value, flag, flag_name
-from hpctrain.plan.allreduce import CHOICES, COMPRESSIONS
+from hpctrain.plan.allreduce import CHOICES
+from hpctrain.plan.compression import parse_compression
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.tuning import constants_of
@@ -146,8 +147,8 @@ class Config:
     )
     compress: str = flag(
         "none",
-        "what messages of gradient sums carry: the numbers as they are, or rounded to bfloat16",
-        choices=COMPRESSIONS,
+        "what is sent of gradients: all (none), rounded to bf16, the largest (topk:0.01), factors (powersgd:4)",
+        metavar="HOW",
     )
     threads: int | None = flag(
         None,
@@ -174,6 +175,7 @@ class Config:
                 raise UsageError(f"--early-stop {self.early_stop}: needs --eval-every N, the steps between evaluations")
         self._check_schedule()
         self._check_shard_optimizer()
+        self._check_compress()
         check_servers(self)
         if isinstance(self.tuning, dict):  # the values themselves, as config.toml has them
             check_tuning(self.tuning)
@@ -201,6 +203,26 @@ class Config:
         if self.shard_optimizer and self.allreduce not in ("auto", "ring"):
             raise UsageError(
                 f"--shard-optimizer: sums and weights go along the ring; leave --allreduce {self.allreduce} out"
+            )
+
+    def _check_compress(self) -> None:
+        try:
+            compression = parse_compression(self.compress)
+        except ValueError as error:
+            raise UsageError(f"--compress {self.compress}: {error}") from None
+        if not compression.keeps_rest:
+            return
+        if self.shard_optimizer or self.servers:
+            flag = "--shard-optimizer" if self.shard_optimizer else "--servers"
+            raise UsageError(f"--compress {self.compress}: each replica steps with the whole sum; leave {flag} out")
+        if not SCHEDULES[self.schedule].flushes:
+            raise UsageError(
+                f"--compress {self.compress}: --schedule {self.schedule} has no flush, at which all agree that a step"
+                " was made; take 1f1b"
+            )
+        if compression.kind == "topk" and self.allreduce not in ("auto", "ring"):
+            raise UsageError(
+                f"--compress {self.compress}: what is sent goes along the ring; leave --allreduce {self.allreduce} out"
             )
 
 

@@ -75,6 +75,12 @@ class FlatGradients(Buckets):
         itemsize = self.flat.itemsize
         return {name: slice(each.start // itemsize, each.stop // itemsize) for name, each in self._places.items()}
 
+    def places_within(self, bucket: Bucket) -> dict[str, slice]:
+        """Where the gradients of a bucket lie in its `flat`."""
+        first, itemsize = self._places[bucket.names[0]].start, bucket.flat.itemsize
+        places = {name: self._places[name] for name in bucket.names}
+        return {name: slice((p.start - first) // itemsize, (p.stop - first) // itemsize) for name, p in places.items()}
+
     def zero(self) -> None:
         """Begins a step: all gradients zero and attached, no parameter touched."""
         self._arena.zero_()

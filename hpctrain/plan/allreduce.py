@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 ALGORITHMS = ("ring", "doubling", "windows")
 CHOICES = ("auto", *ALGORITHMS)
-COMPRESSIONS = ("none", "bf16")  # of messages
 LARGEST_MESSAGE = 1 << 30  # bytes
 
 

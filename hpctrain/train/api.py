@@ -14,9 +14,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpctrain.comm.allreduce import check_algorithm, check_compress, check_reduction
+from hpctrain.comm.allreduce import check_algorithm, check_reduction
 from hpctrain.comm.mesh import Mesh
+from hpctrain.model.compressors import Compressor
 from hpctrain.model.structure import tensors_in
+from hpctrain.train.feedback import check_compressor, describe
 from hpctrain.train.graph import accumulator, leaf_below, will_add
 from hpctrain.train.join import Attendance, as_call
 from hpctrain.train.start import share_first
@@ -35,8 +37,10 @@ class DataParallel(nn.Module):
 
     `reduction`: "mean" is the sum of the ranks' gradients by their number, so the gradient of the mean loss where all
     ranks have equally many rows; "sum" is the sum. Gradients travel in buckets of at least `bucket_bytes`, while the
-    backward still runs, by `algorithm` and with `compress` as in AllReduce. A parameter that no rank used has
-    grad None. Gradients are views of one arena, which the next backward writes again: what you keep, clone.
+    backward still runs, by `algorithm` as in AllReduce; `compress` is "none", "bf16" as there, or "topk:0.01",
+    "powersgd:4" or a Compressor (hpctrain/model/compressors.py), with which each rank keeps what it did not send for
+    the next backward. A parameter that no rank used has grad None. Gradients are views of one arena, which the next
+    backward writes again: what you keep beyond zero_grad(), clone.
     torch.autograd.grad gives this rank's own gradients, and an optimizer that steps inside the backward (in hooks on
     parameters) sees local ones. `bucket_bytes` None: as the mesh's `tuning` has it, else 1 MiB.
 
@@ -54,25 +58,25 @@ class DataParallel(nn.Module):
         reduction: str = "mean",
         bucket_bytes: int | None = None,
         algorithm: str = "auto",
-        compress: str = "none",
+        compress: str | Compressor = "none",
     ):
         super().__init__()
         check_reduction(reduction)
         check_algorithm(algorithm, mesh.data.ring)
         bucket_bytes = (mesh.tuning.bucket_bytes or 1 << 20) if bucket_bytes is None else bucket_bytes
-        check_compress(compress)
+        check_compressor(compress, algorithm)
         if bucket_bytes < 1:
             raise ValueError(f"DataParallel: bucket_bytes={bucket_bytes} is less than 1")
         check_trainable(module)
         if compress != "none":
-            check_compressible(dict(module.named_parameters()), f"DataParallel: compress={compress!r}")
+            check_compressible(dict(module.named_parameters()), f"DataParallel: compress={describe(compress)!r}")
         _check_unwrapped(module)
         self.module, self.reduction = module, reduction
         self._mesh, self._group = mesh, mesh.data
         self._wrapped = parameters = dict(module.named_parameters())
         trained = [f"{name} requires a gradient" for name, each in parameters.items() if each.requires_grad]
         settings = [f"reduction={reduction!r}", f"bucket_bytes={bucket_bytes}", f"algorithm={algorithm!r}"]
-        settings.append(f"compress={compress!r}")
+        settings.append(f"compress={describe(compress)!r}")
         share_first({**parameters, **dict(module.named_buffers())}, mesh.data, trained + settings)
         self._gradients = GlobalGradients(parameters, mesh, reduction, bucket_bytes, algorithm, compress)
         self._accumulators = {name: accumulator(each) for name, each in self._gradients.parameters.items()}

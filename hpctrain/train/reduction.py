@@ -59,6 +59,9 @@ class Reduction:
             collective.wait()
             times.note(collective.began, collective.seconds, waited_from)
 
+    def settle(self, applied: bool) -> None:
+        """Sums are whole, so nothing of a step is kept for the next."""
+
     def figures(self) -> list[dict]:
         """For each bucket."""
         traffic = 2 * (self._num_ranks - 1) / self._num_ranks

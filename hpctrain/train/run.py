@@ -125,7 +125,7 @@ def note_mixing(executor: Executor, mesh: Mesh) -> None:
 
 def note_compression(config: Config, executor: Executor, mesh: Mesh) -> None:
     """One line where there are sums that no message carries."""
-    if config.compress == "none" or mesh.data.size == 1 or mesh.rank:
+    if config.compress != "bf16" or mesh.data.size == 1 or mesh.rank:
         return
     if all(each.wire == "none" for each in executor.update.reduction.collectives):
         print(

@@ -55,6 +55,9 @@ class ShardedReduction:
             gathering.wait()
             times.note(reducing.began, reducing.seconds, self._waited_from, gathering.seconds)
 
+    def settle(self, applied: bool) -> None:
+        """Sums are whole, so nothing of a step is kept for the next."""
+
     def figures(self) -> list[dict]:
         """For each bucket, of both ways; only the first one can be hidden."""
         buckets = zip(self.collectives, self._sizes, self._shares, self._times)

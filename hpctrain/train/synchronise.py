@@ -12,8 +12,10 @@ from torch import nn
 
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.mesh import Mesh
+from hpctrain.model.compressors import Compressor
 from hpctrain.model.gradients import FlatGradients
-from hpctrain.train.reduction import Reduction
+from hpctrain.plan.compression import WIRE
+from hpctrain.train.feedback import reduction_of
 
 
 class GlobalGradients:
@@ -30,15 +32,14 @@ class GlobalGradients:
         reduction: str,
         bucket_bytes: int,
         algorithm: str,
-        compress: str = "none",
+        compress: str | Compressor = "none",
     ):
         group = mesh.add_group()
         self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
-        self._flat = FlatGradients(
-            parameters, group.allocate if algorithm in ("auto", "windows") else allocate, bucket_bytes
-        )
+        in_windows = algorithm in ("auto", "windows") and compress in WIRE
+        self._flat = FlatGradients(parameters, group.allocate if in_windows else allocate, bucket_bytes)
         self._flat.attach(())
-        self._sums = Reduction(self._flat, group.ring, algorithm, compress)
+        self._sums = reduction_of(self._flat, group.ring, algorithm, compress)
         self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll
         self.parameters, self.counters = self._flat.parameters, group.ring.counters
         self._mean = reduction == "mean"
@@ -82,6 +83,7 @@ class GlobalGradients:
         """Waits until the gradients are global. None where no rank has one. Collective."""
         self._meeting.start()
         self._sums.wait()
+        self._sums.settle(True)
         self._agreement.wait()
         self._meeting.wait()
         self._flat.disarm()

@@ -20,6 +20,7 @@ from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.agreement import Agreement
 from hpctrain.train.errors import AgreedError, NotFinite
+from hpctrain.train.feedback import FeedbackReduction, reduction_of
 from hpctrain.train.lookups import Lookups, Rows
 from hpctrain.train.reduction import Reduction
 from hpctrain.train.sharded_reduction import ShardedReduction
@@ -81,8 +82,8 @@ class Update:
         gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
         self.methods = {Op.REDUCE: self._reduce, Op.TIE: self._tie, Op.AGREE: self._agree, Op.STEP: self._step}
 
-    def _build_reduction(self, algorithm: str, compress: str) -> Reduction | ShardedReduction:
-        return Reduction(self.gradients, self.mesh.data.ring, algorithm, compress)
+    def _build_reduction(self, algorithm: str, compress: str) -> Reduction | ShardedReduction | FeedbackReduction:
+        return reduction_of(self.gradients, self.mesh.data.ring, algorithm, compress)
 
     def begin(self, step: int) -> None:
         """What comes next belongs to `step` (from 0)."""
@@ -182,6 +183,7 @@ class Update:
     def _step(self, action: Action) -> None:
         agreed = self._agreement
         fault = agreed.fault()
+        self.reduction.settle(fault is None and agreed.items > 0)
         if fault is not None:
             self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}")
             if self.on_nan == "stop":

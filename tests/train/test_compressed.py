@@ -130,7 +130,9 @@ def test_what_cannot_be_compressed_is_refused_by_one_line(comm):
             ValueError, match=r"compress='bf16': first.weight is float16; only gradients of float32 and"
         ):
             DataParallel(net(dtype=torch.float16), mesh, compress="bf16")
-        with pytest.raises(ValueError, match="compress='fp8': it is 'none' or 'bf16'"):
+        with pytest.raises(
+            ValueError, match="compress='fp8': expected none, bf16, topk:FRACTION or powersgd:RANK, such as"
+        ):
             DataParallel(net(), mesh, compress="fp8")
 
 

@@ -1,0 +1,168 @@
+"""Sums of gradients that are compressed further than a message can be: by what of them is sent at all.
+
+Each bucket goes through the exchange of its compressor (model/compressors.py). What a rank did not send it adds to its
+next gradient, in the unit of gradients as they travel: sums over items in a run, so where updates have unequal numbers
+of items, what is left of one weighs in the next as many as it was of.
+"""
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from hpctrain.comm.allreduce import all_reduce
+from hpctrain.comm.call import Call
+from hpctrain.comm.ring import Ring
+from hpctrain.model.buckets import Bucket
+from hpctrain.model.compressors import Compressor, Gather, Part, Sum
+from hpctrain.model.gradients import FlatGradients
+from hpctrain.model.power_sgd import PowerSGD
+from hpctrain.model.top_k import TopK
+from hpctrain.plan.compression import WIRE, parse_compression
+from hpctrain.train.reduction import Reduction, Times
+
+
+class BucketExchange:
+    """The exchange of one bucket, in steps: to `start` it comes to its first collective, `advance` to the next one."""
+
+    algorithm = "ring"
+
+    def __init__(self, number: int, bucket: Bucket, ring: Ring, algorithm: str, compressor: Compressor, parts: Mapping):
+        self._name, self._flat, self._ring, self._algorithm = f"gradients {number}", bucket.flat, ring, algorithm
+        self._compressor = compressor.bucket(number, bucket.flat, parts, ring.rank, ring.size)
+        self.kept, self._left = torch.zeros_like(bucket.flat), torch.zeros_like(bucket.flat)
+        self._calls: list[tuple[torch.Tensor, Call]] = []
+        self.done, self.is_finite, self.divisor = True, True, 1.0
+        self.began = self.seconds = 0.0
+
+    def start(self) -> None:
+        self.began, self.done, self._number = time.perf_counter(), False, -1
+        self._flat.add_(self.kept)
+        self._left.copy_(self._flat)
+        self._steps = self._compressor.exchange(self._flat, self._left)
+        self._go_on()
+
+    def wait(self) -> None:
+        """For what is under way."""
+        self._calls[self._number][1].wait()
+
+    def advance(self) -> None:
+        """Waits for what is under way, and begins what comes next. Collective, in the same order on all ranks."""
+        self.wait()
+        self._go_on()
+
+    def settle(self, applied: bool) -> None:
+        """What was not sent is kept for the next step; not `applied`: what was kept for this one."""
+        if applied:
+            self.kept, self._left = self._left, self.kept
+        self._compressor.settle(applied)
+
+    @property
+    def traffic(self) -> float:
+        """Bytes that each rank sends a step, by those of the bucket; of a sum as a ring would send them."""
+        sent = sum(array.nbytes * (1 if array.dim() > 1 else 2) for array, _ in self._calls)
+        return sent * (self._ring.size - 1) / self._ring.size / self._flat.nbytes
+
+    def _go_on(self) -> None:
+        wanted = next(self._steps, None)
+        if wanted is not None:
+            self._number += 1
+            self._call(wanted).start()
+            return
+        if self.divisor != 1:
+            self._flat.div_(self.divisor)
+        self.is_finite = bool(torch.isfinite(self._flat).all())
+        self.seconds, self.done = time.perf_counter() - self.began, True
+
+    def _call(self, wanted: Sum | Gather) -> Call:
+        """The collective, the one of the last step where it is for the same array."""
+        number, array = self._number, wanted.array
+        if number < len(self._calls) and self._calls[number][0] is array:
+            return self._calls[number][1]
+        name = f"{self._name}, {number + 1}"
+        if isinstance(wanted, Gather):
+            call: Call = self._ring.all_gather(array.view(-1), name)
+        else:
+            call = all_reduce(self._ring, array, name, self._algorithm)
+            self.algorithm = call.algorithm
+        self._calls[number:] = [(array, call)]
+        return call
+
+
+class FeedbackReduction:
+    """As Reduction, by a compressor; what is left is taken over when the step is `settled`."""
+
+    def __init__(self, gradients: FlatGradients, ring: Ring, algorithm: str, compress: str | Compressor):
+        self._buckets, self._name = gradients.buckets, describe(compress)
+        compressor, self.collectives = compressor_of(compress), []
+        for number, bucket in enumerate(self._buckets):
+            places = gradients.places_within(bucket)
+            parts = {name: Part(place, gradients.views[name].shape) for name, place in places.items()}
+            self.collectives.append(BucketExchange(number, bucket, ring, algorithm, compressor, parts))
+        self._times = [Times() for _ in self._buckets]
+
+    def start(self, number: int) -> None:
+        self.collectives[number].start()
+
+    def wait(self) -> None:
+        """Goes through all buckets, step by step, so that all ranks begin the same collectives in the same order."""
+        waited_from = time.perf_counter()
+        while under_way := [each for each in self.collectives if not each.done]:
+            for each in under_way:
+                each.advance()
+        for each, times in zip(self.collectives, self._times):
+            times.note(each.began, each.seconds, waited_from)
+
+    def settle(self, applied: bool) -> None:
+        """The step was made; or it was skipped, as every rank knows, and what was kept stays. A sum that is not finite
+        cannot have been applied."""
+        applied = applied and all(each.is_finite for each in self.collectives)
+        for each in self.collectives:
+            each.settle(applied)
+
+    def figures(self) -> list[dict]:
+        """For each bucket."""
+        return [
+            {"algorithm": each.algorithm, "compress": self._name} | times.figures(bucket.flat.nbytes, each.traffic)
+            for bucket, each, times in zip(self._buckets, self.collectives, self._times)
+        ]
+
+
+def check_compressor(compress: str | Compressor, algorithm: str) -> None:
+    """ValueError for what compresses nothing, or not by this algorithm."""
+    if not isinstance(compress, str):
+        if not callable(getattr(compress, "bucket", None)):
+            raise ValueError(
+                f"compress: {describe(compress)} has no method bucket(); see hpctrain/model/compressors.py"
+            )
+    else:
+        try:
+            kind = parse_compression(compress).kind
+        except ValueError as error:
+            raise ValueError(f"compress={compress!r}: {error}") from None
+        if kind in WIRE:
+            return
+    if algorithm == "windows":
+        raise ValueError(f"algorithm='windows': what {describe(compress)} sends lies elsewhere; use 'auto' or 'ring'")
+
+
+def compressor_of(compress: str | Compressor) -> Compressor:
+    """By its name, as --compress has it; anything else is one itself."""
+    if not isinstance(compress, str):
+        return compress
+    kind, value = parse_compression(compress)
+    return TopK(value) if kind == "topk" else PowerSGD(int(value))
+
+
+def describe(compress: str | Compressor) -> str:
+    """The same words on all ranks that have the same."""
+    return compress if isinstance(compress, str) else type(compress).__qualname__
+
+
+def reduction_of(
+    gradients: FlatGradients, ring: Ring, algorithm: str = "auto", compress: str | Compressor = "none"
+) -> Reduction | FeedbackReduction:
+    """What sums these gradients up; one rank alone has nothing to send, and leaves nothing out."""
+    if isinstance(compress, str) and compress in WIRE or ring.size == 1:
+        return Reduction(gradients, ring, algorithm, compress if isinstance(compress, str) else "none")
+    return FeedbackReduction(gradients, ring, algorithm, compress)
