@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpctrain.comm.bfloat16 import BFloat16
+from hpctrain.comm.bfloat16 import BFloat16, converter
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.compressed import CompressedCollective
 from hpctrain.comm.one_shot import OneShot
@@ -74,7 +74,7 @@ class Ring:
     @cached_property
     def bfloat16(self) -> BFloat16:
         """Converts for all calls whose messages are compressed."""
-        return BFloat16()
+        return converter()
 
     def all_reduce(self, array, name: str = "", compress: str = "none") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.

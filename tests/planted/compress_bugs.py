@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpctrain.comm.bfloat16 import BFloat16
+from hpctrain.comm.bfloat16 import BFloat16, TorchBFloat16
 from hpctrain.comm.compressed import CompressedCollective, CompressedDoubling
 
 
@@ -10,7 +10,8 @@ def numbers_are_cut_off(monkeypatch):
     def truncate(self, values, bits):
         bits[:] = values.astype(np.float32).view(np.uint32) >> 16
 
-    monkeypatch.setattr(BFloat16, "round", truncate)
+    for each in (BFloat16, TorchBFloat16):
+        monkeypatch.setattr(each, "round", truncate)
 
 
 def nan_is_rounded_as_a_number(monkeypatch):
@@ -18,11 +19,12 @@ def nan_is_rounded_as_a_number(monkeypatch):
         words = values.astype(np.float32).view(np.uint32)
         bits[:] = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
 
-    monkeypatch.setattr(BFloat16, "_round", naive)
+    for each in (BFloat16, TorchBFloat16):
+        monkeypatch.setattr(each, "round", naive)
 
 
 def who_made_the_sum_keeps_it_as_it_was(monkeypatch):
-    monkeypatch.setattr(BFloat16, "keep", BFloat16.round)
+    monkeypatch.setattr(BFloat16, "keep", lambda self, values, bits: self.round(values, bits))
 
 
 def sums_are_made_in_bfloat16(monkeypatch):
