@@ -31,6 +31,8 @@ def on_one(tmp_path_factory):
     "name, layout",
     [
         ("replicas", {"stages": 1, "replicas": 8, "servers": 0, "ranks": 8}),
+        ("compressed", {"stages": 1, "replicas": 8, "servers": 0, "ranks": 8}),
+        ("largest", {"stages": 1, "replicas": 8, "servers": 0, "ranks": 8}),
         ("stages", {"stages": 4, "replicas": 2, "servers": 0, "ranks": 8}),
         ("server", {"stages": 1, "replicas": 7, "servers": 1, "ranks": 8}),
     ],
@@ -47,6 +49,15 @@ def test_sums_in_two_levels_train_the_same_up_to_rounding(on_four, on_one):
     assert four["final_loss"] == pytest.approx(one["final_loss"], rel=1e-5)
     assert one["weights_sha256"] == on_one["replicas"]["weights_sha256"]
     assert four["bytes_sent_per_rank"] != one["bytes_sent_per_rank"]
+
+
+def test_compressed_sums_halve_what_travels_and_change_little(on_four):
+    for plain, compressed in (("replicas", "compressed"), ("two levels", "compressed in two levels")):
+        before, after = on_four[plain], on_four[compressed]
+        assert {each["compress"] for each in after["allreduce"]} == {"bf16"}
+        assert sum(after["bytes_sent_per_rank"]) * 2 == sum(before["bytes_sent_per_rank"]) > 0
+        assert after["final_loss"] == pytest.approx(before["final_loss"], rel=0.01)
+        assert after["weights_sha256"] != before["weights_sha256"]
 
 
 def test_the_doctor_finds_all_hosts(four):

@@ -15,6 +15,9 @@ TEXT = (*STEPS, "--task-option", "layers=2", "--task-option", "width=16", "--tas
 LAYOUTS = {
     "replicas": (*TEXT, "--allreduce", "ring"),
     "two levels": (*TEXT, "--allreduce", "windows"),  # between hosts another order of sums than on one
+    "compressed": (*TEXT, "--allreduce", "ring", "--compress", "bf16"),
+    "compressed in two levels": (*TEXT, "--compress", "bf16"),
+    "largest": (*TEXT, "--compress", "topk:0.1"),
     "stages": (*TEXT, "--stages", "4"),
     "server": (*STEPS, "--task", "ratings", "--servers", "1"),
 }
