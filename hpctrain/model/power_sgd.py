@@ -5,7 +5,8 @@ One step of a power iteration for the sum M of all ranks' matrices, that begins 
     P = sum of M_i Q       orthogonalised, the same on all ranks
     Q = sum of M_i^T P     and P Q^T is the nearest matrix to M whose columns P spans
 
-Rank i has sent P (M_i^T P)^T of its M_i; the rest stays with it.
+Rank i has sent P (M_i^T P)^T of its M_i; the rest stays with it. Each rank makes P and P Q^T for itself, out of the
+same bits: replicas stay equal where all have the same kind of processor and as many threads.
 """
 
 from collections.abc import Mapping, Sequence

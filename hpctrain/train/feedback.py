@@ -2,7 +2,8 @@
 
 Each bucket goes through the exchange of its compressor (model/compressors.py). What a rank did not send it adds to its
 next gradient, in the unit of gradients as they travel: sums over items in a run, so where updates have unequal numbers
-of items, what is left of one weighs in the next as many as it was of.
+of items, what is left of one weighs in the next as many as it was of. What is sent of a parameter that no rank used in
+a step is lost, as it is not stepped.
 """
 
 import time

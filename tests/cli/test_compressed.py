@@ -8,6 +8,8 @@ FLAGS = {
     "plain": ["--allreduce", "ring"],
     "bf16": ["--allreduce", "ring", "--compress", "bf16"],
     "in memory": ["--compress", "bf16"],
+    "largest": ["--compress", "topk:0.05", "--trace", "--clip-norm", "1"],
+    "factors": ["--compress", "powersgd:2", "--allreduce", "ring", "--on-nan", "skip"],
 }
 
 
@@ -26,6 +28,15 @@ def test_half_the_bytes_travel_and_the_loss_is_near(runs):
     assert {each["compress"] for each in plain["allreduce"]} == {"none"}
     assert bf16["weights_sha256"] != plain["weights_sha256"]
     assert bf16["final_loss"] == pytest.approx(plain["final_loss"], rel=0.01)
+
+
+@pytest.mark.parametrize("name, compress", [("largest", "topk:0.05"), ("factors", "powersgd:2")])
+def test_a_part_of_the_gradients_travels_and_it_learns(runs, name, compress):
+    plain, summary = runs["plain"][0], runs[name][0]
+    check_schema(summary, KINDS)
+    assert {each["compress"] for each in summary["allreduce"]} == {compress}
+    assert 0 < sum(summary["bytes_sent_per_rank"]) < 0.6 * sum(plain["bytes_sent_per_rank"])
+    assert summary["final_loss"] < summary["first_loss"]
 
 
 def test_where_nothing_is_sent_a_line_says_so_and_the_bits_stay(runs):

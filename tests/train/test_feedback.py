@@ -170,6 +170,22 @@ def test_a_skipped_step_leaves_what_is_kept_as_it_was(comm, compress, monkeypatc
     assert not all(comm.allgather(after_a_skipped_step(comm, compress)))
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("compress", HOW.values())
+def test_a_sum_that_is_not_finite_leaves_what_is_kept_as_it_was(comm, compress):
+    """In a loop of one's own, where nobody says whether a step was made."""
+    with Mesh(comm) as mesh:
+        model = wrapped(mesh, compress)
+        exchange = model._gradients._sums.collectives[0]
+        for step, factor in enumerate((1.0, float("nan"), 1.0)):
+            before = exchange.kept.clone()
+            model.zero_grad()
+            (loss_of(model, share(step, mesh)) * (factor if mesh.rank == 0 else 1.0)).backward()
+            is_finite = all(torch.isfinite(each.grad).all() for each in model.parameters() if each.grad is not None)
+            assert is_finite == (factor == 1.0) and torch.equal(before, exchange.kept) == (not is_finite)
+            assert torch.isfinite(exchange.kept).all()
+
+
 class Everything:
     """A compressor that sends all there is, by a gather."""
 
