@@ -97,13 +97,12 @@ LAYOUTS = {"1x4": {"num_microbatches": 2}, "2x2": {"stages": 2, "num_microbatche
 
 
 @pytest.mark.mpi(min_size=4)
-@pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("compress", ["topk:0.1", "powersgd:1"])
-def test_it_learns_and_all_replicas_hold_the_same_bits(comm, compress, layout, precision):
+def test_it_learns_and_all_replicas_hold_the_same_bits(comm, compress, layout):
     if (part := part_of(comm, 4)) is None:
         return
-    how = {"precision": precision, "clip_norm": 10.0, "steps": 60, **settings("sgd", 37), **LAYOUTS[layout]}
+    how = {"precision": "float32", "clip_norm": 10.0, "steps": 60, **settings("sgd", 37), **LAYOUTS[layout]}
     plain, _, _ = run(TASKS["masked"], part, **how)
     losses, weights, executor = run(TASKS["masked"], part, compress=compress, **how)
     assert losses != plain
