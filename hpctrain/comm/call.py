@@ -27,7 +27,7 @@ class Call:
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
+        """Moves on what can be moved without waiting; True when all is done. Raises CollectiveMismatch."""
         raise NotImplementedError
 
     def wait(self) -> None:
@@ -61,6 +61,12 @@ class Call:
     def _described_dtype(self) -> str:
         """What the ranks must agree on besides."""
         return self.native.dtype if self.compress == "none" else f"{self.native.dtype} as {self.compress}"
+
+    def _is_over(self) -> bool:
+        """True, of a call that is done. RuntimeError for one that was never started: its array is what it was."""
+        if not self._started:
+            raise RuntimeError(f"{self.name} has not been started; start() begins it, wait() does both")
+        return True
 
     def _begin(self) -> None:
         """RuntimeError where it is under way, or its memory is another call's."""

@@ -90,7 +90,7 @@ class Collective(Call):
     def poll(self) -> bool:
         """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
         if self.done:
-            return True
+            return self._is_over()
         if not self._confirmed:
             self._confirmed = self._ring.channel.confirmed(self._signature)
             if not self._confirmed:

@@ -57,7 +57,7 @@ class Doubling(Call):
     def poll(self) -> bool:
         """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
         if self.done:
-            return True
+            return self._is_over()
         self._confirmed = self._confirmed or self._ring.channel.confirmed(self._signature)
         if self._before is not None:
             self._wait_for_turn()

@@ -62,11 +62,12 @@ class NodeSum(Call):
 
     def poll(self) -> bool:
         """Moves on what can be moved without waiting. Raises CollectiveMismatch."""
+        if self.done:
+            return self._is_over()
+        self.node.advance()
         if not self.done:
-            self.node.advance()
-            if not self.done:
-                self._ring.channel.poll()
-                self._ring.channel.compare(self.call, self.signature)
+            self._ring.channel.poll()
+            self._ring.channel.compare(self.call, self.signature)
         return self.done
 
     def wait(self) -> None:

@@ -158,6 +158,18 @@ def test_an_unknown_reduction_is_refused():
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "doubling"])
+def test_what_was_never_started_does_not_say_that_it_is_done(mesh, algorithm):
+    """Its array is what it was; to wait for it starts it."""
+    array = np.ones(3)
+    operation = AllReduce(mesh, algorithm=algorithm).prepare(array, "prepared")
+    with pytest.raises(RuntimeError, match="prepared has not been started; start"):
+        operation.poll()
+    operation.wait()
+    assert operation.poll() and array.tolist() == [mesh.size] * 3
+
+
+@pytest.mark.mpi(min_size=2)
 def test_who_closes_while_others_reduce_keeps_nobody_waiting(fresh_comm):
     """The others close too, when they have heard of it: alone, for the first one doesn't come again."""
     mesh = Mesh(fresh_comm())
