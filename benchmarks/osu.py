@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import figures
 import osu_memory
-
-from hpctrain.comm.start import join_launch
+from osu_flags import parse
 
 LARGE = 8192  # bytes from which on fewer iterations are made
 WIDTH = 20  # of a column
@@ -27,8 +27,9 @@ class Test:
 
     `prepare(bench, size)`: what an iteration does on this rank. `values(bench, size, seconds)`: the columns of a size,
     from the seconds of each iteration on each rank; None: microseconds of a latency, the mean over all.
+    `ready(bench)`: what all sizes share, before anything is measured.
     `check(bench, size)`: how many elements were wrong on this rank after an iteration with known contents.
-    `latencies`: how many of them an iteration is.
+    `latencies`: how many of them an iteration is. `arrays(n)`: how many of a size a rank holds, at most.
     `reduces`: elements are added, so they are float32. `bus(n)`: bytes that cross the bus for one of the array.
     """
 
@@ -38,6 +39,7 @@ class Test:
     prepare: Callable
     values: Callable | None = None
     check: Callable | None = None
+    ready: Callable | None = None
     algorithms: tuple[str, ...] = ("mpi",)
     sizes: tuple[int, int] | None = (1, 4 << 20)
     iterations: tuple[int, int] = (10_000, 1000)  # of small sizes, and from LARGE on
@@ -46,6 +48,7 @@ class Test:
     window: int | None = None
     ranks: str = "two"  # or pairs, or any
     reduces: bool = False
+    arrays: Callable[[int], int] = lambda ranks: 2
     bus: Callable[[int], float] | None = None
 
 
@@ -56,9 +59,15 @@ class Bench:
         self.test, self.flags, self.comm, self.window = test, flags, comm, flags.window_size
         self.rank, self.size, self.half = comm.rank, comm.size, comm.size // 2
         self.begins, self.peer = comm.rank < self.half, (comm.rank + self.half) % comm.size
-        on_device = flags.where[min(comm.rank, 1)] == "D" if flags.where else flags.buffer == "cupy"
+        on_device = flags.memory[min(comm.rank, 1)] == "D" if flags.memory else flags.buffer == "cupy"
         self.on_close: list[Callable[[], None]] = []
         self.buffers = osu_memory.Buffers(flags.buffer, on_device, "float32" if test.reduces else "uint8")
+
+    @property
+    def nbytes(self) -> int:
+        """About what a rank holds of host memory, with what a check makes on the way."""
+        on_host = self.flags.buffer != "cupy"
+        return on_host * self.flags.sizes[-1] * self.test.arrays(self.size) * (5 if self.flags.validation else 1)
 
     def counts(self, size: int) -> tuple[int, int]:
         """Warm-up and measured iterations."""
@@ -107,17 +116,6 @@ class Bench:
         return seconds
 
 
-def sizes(low: int, high: int, unit: int) -> list[int]:
-    """Powers of two, from the first that is not below `low` and holds an element; before them 0, if that is low."""
-    size, found = unit, [0] if low == 0 else []
-    while size < low:
-        size *= 2
-    while size <= high:
-        found.append(size)
-        size *= 2
-    return found
-
-
 # ---- what is printed
 
 
@@ -147,92 +145,43 @@ def line(test: Test, flags, row: dict) -> str:
     return told if test.sizes is None else f"{row['size']:<10}{told}"
 
 
-# ---- flags
-
-
-def parse(test: Test, argv: list[str], num_ranks: int, rank: int = 0):
-    """ValueError, one line that names the flag, for what does not fit."""
-    parser = figures.Flags(f"{test.name}.py", test.title, rank)
-    add = parser.add_argument
-    if test.sizes:
-        add("-m", "--message-size", metavar="[MIN:]MAX", help="bytes; default: {}:{}".format(*test.sizes))
-    add("-i", "--iterations", type=int, metavar="N", help="default: {}, {} from 8 KiB on".format(*test.iterations))
-    add("-x", "--warmup", type=int, metavar="N", help="iterations before; default: {}, {}".format(*test.warmup))
-    if test.window:
-        add("-W", "--window-size", type=int, default=test.window, metavar="N", help=f"default: {test.window} messages")
-    if test.check:
-        add("-c", "--validation", action="store_true", help="count wrong elements; exit code 1 where there are any")
-    add("-f", "--full", action="store_true", help="least and most of all ranks, iterations, p50 and p99")
-    add("-d", "--accelerator", choices=["cuda"], help="buffers on the device, as --buffer cupy")
-    add("--buffer", choices=osu_memory.KINDS, default="numpy", help="the library that owns them; default: numpy")
-    add("--algorithm", choices=test.algorithms, default=test.algorithms[0], help=f"default: {test.algorithms[0]}")
-    add("--pin", action="store_true", help="rank r keeps to core r; default: as the launcher has it")
-    add("--json", metavar="FILE", help="write all figures there")
-    add("--plot", metavar="FILE", help="draw the first column over the size; needs matplotlib")
-    add("where", nargs="*", metavar="D|H", help="rank 0's buffer and the others': on the device or the host")
-    flags = parser.parse_args(argv)
-    for name in ("validation", "message_size", "window_size"):
-        if not hasattr(flags, name):
-            setattr(flags, name, None)
-    _check(test, flags, num_ranks)
-    return flags
-
-
-def _check(test: Test, flags, num_ranks: int) -> None:
-    fits, wanted = {
-        "two": (num_ranks == 2, "two ranks"),
-        "pairs": (num_ranks > 1 and num_ranks % 2 == 0, "an even number of ranks"),
-        "any": (num_ranks > 1, "two ranks or more"),
-    }[test.ranks]
-    if not fits:
-        raise ValueError(f"{num_ranks} rank{'s' * (num_ranks != 1)}; {wanted} would do, as mpirun -n 2")
-    flags.sizes = test.sizes
-    if flags.message_size is not None:
-        low, _, high = flags.message_size.rpartition(":")
-        if not high.isdecimal() or not (low or "0").isdecimal() or int(low or 0) > int(high):
-            raise ValueError(f"--message-size {flags.message_size}: expected MIN:MAX in bytes, such as 4:1048576")
-        flags.sizes = (int(low) if low else test.sizes[0], int(high))
-    for name, low in (("iterations", 1), ("warmup", 0), ("window_size", 1)):
-        value = getattr(flags, name)
-        if value is not None and value < low:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: expected a whole number >= {low}")
-    if flags.accelerator or "D" in flags.where:
-        flags.buffer = "cupy"
-    if flags.where and (len(flags.where) != 2 or set(flags.where) - {"D", "H"}):
-        raise ValueError(f"{' '.join(flags.where)}: expected two words, such as D D or H D")
-    osu_memory.check(flags.buffer, flags.plot)
-
-
 def main(test: Test, argv: list[str] | None = None) -> int:
     """The exit code, the same on all ranks. Collective."""
-    comm = join_launch()
-    rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
-    try:
-        flags = parse(test, sys.argv[1:] if argv is None else argv, size, rank)
-    except ValueError as error:
-        if rank == 0:
-            print(f"{test.name}.py: {error}", file=sys.stderr)
+    name = f"{test.name}.py"
+    comm = figures.join(name)
+    flags = figures.settle(name, partial(parse, test), sys.argv[1:] if argv is None else argv, comm)
+    if flags is None:
         return 2
     if flags.pin:
-        figures.pin(rank)
+        figures.pin(comm.rank)
     bench = Bench(test, flags, comm)
-    tell = print if rank == 0 else lambda *words, **how: None
-    tell(*heading(test, flags, size), sep="\n", flush=True)
-    rows, unit = [], 4 if test.reduces else 1
-    for number in sizes(*flags.sizes, unit) if test.sizes else [0]:
-        try:
-            row = bench.row(number)
-        except ValueError as error:  # of all ranks
-            tell(f"{test.name}.py: --{error}", file=sys.stderr)
-            return 2
-        if row is not None:
+    try:
+        figures.check_memory("--message-size", bench.nbytes, comm)
+        if test.ready:
+            test.ready(bench)
+        rows = _measure_all(bench)
+    except figures.Refused as error:
+        if comm.rank == 0:
+            print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    finally:
+        for end in bench.on_close:
+            end()
+    if comm.rank == 0:
+        _write(test, flags, rows, comm.size)
+    return int(bool(comm.bcast(sum(row.get("wrong", 0) for row in rows))))
+
+
+def _measure_all(bench: Bench) -> list[dict]:
+    """The rows, on rank 0, which prints each as it is done. Collective."""
+    test, flags, rows = bench.test, bench.flags, []
+    tell = print if bench.rank == 0 else lambda *words, **how: None
+    tell(*heading(test, flags, bench.size), sep="\n", flush=True)
+    for size in flags.sizes:
+        if (row := bench.row(size)) is not None:
             rows.append(row)
             tell(line(test, flags, row), flush=True)
-    for end in bench.on_close:
-        end()
-    if rank == 0:
-        _write(test, flags, rows, size)
-    return int(bool(comm.bcast(sum(row.get("wrong", 0) for row in rows))))
+    return rows
 
 
 def _write(test: Test, flags, rows: list[dict], num_ranks: int) -> None:

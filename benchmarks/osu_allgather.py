@@ -15,6 +15,7 @@ TEST = osu_collectives.collective_test(
     check=osu_collectives.check_all_gather,
     algorithms=("mpi", "ring"),
     sizes=(1, 1 << 20),
+    arrays=lambda ranks: ranks,
     bus=lambda ranks: ranks - 1,
 )
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import figures
 import numpy as np
 import osu
 import osu_memory
@@ -9,9 +10,17 @@ import osu_memory
 from hpctrain.comm import allreduce as sums
 from hpctrain.comm.nodes import allocate_shared, join_node
 from hpctrain.comm.ring import Ring
+from hpctrain.plan.allreduce import choose
 from hpctrain.plan.grid import split_evenly
 
-collective_test = partial(osu.Test, columns=("Avg Latency(us)",), iterations=(1000, 100), warmup=(200, 10), ranks="any")
+collective_test = partial(
+    osu.Test,
+    columns=("Avg Latency(us)",),
+    iterations=(1000, 100),
+    warmup=(200, 10),
+    ranks="any",
+    arrays=lambda ranks: 1,
+)
 
 
 def ring_of(bench) -> Ring:
@@ -22,13 +31,20 @@ def ring_of(bench) -> Ring:
     return bench.ring
 
 
-def shared_memory(bench):
-    """What allocates it for the ranks of a node, once for the whole launch."""
+def join_ranks(bench) -> None:
+    """What all sizes share: of windows the memory of a node. Refused where these ranks cannot. Collective."""
+    algorithm, largest = bench.flags.algorithm, bench.flags.sizes[-1]
+    if algorithm == "mpi":
+        return
     ring = ring_of(bench)
-    if ring.node is None:
+    if algorithm in ("auto", "windows"):
         join_node(ring)
-        sums.check_algorithm(bench.flags.algorithm, ring)
-    return partial(allocate_shared, ring)
+        bench.buffers.source = partial(allocate_shared, ring)
+        bench.buffers.zeros("array", largest)  # once for all sizes: what there is no room for is told once
+    try:
+        choose(algorithm, largest, ring.size, ring.node is not None, False)
+    except ValueError as error:
+        raise figures.Refused(f"--{error}") from None
 
 
 def by_ring(operation):
@@ -44,10 +60,7 @@ def all_reduce(bench, size: int):
     """In place, of float32; zeros, whose sum stays."""
     from mpi4py import MPI
 
-    algorithm = bench.flags.algorithm
-    if algorithm in ("auto", "windows"):
-        bench.buffers.source = shared_memory(bench)
-    array = bench.buffers.zeros("array", size)
+    algorithm, array = bench.flags.algorithm, bench.buffers.zeros("array", size)
     if algorithm != "mpi":
         return sums.all_reduce(ring_of(bench), array, algorithm=algorithm).run
     return lambda: bench.comm.Allreduce(MPI.IN_PLACE, [array, size // 4, MPI.FLOAT])
@@ -130,7 +143,7 @@ def check_broadcast(bench, size: int) -> int:
 
 def _pattern(length: int) -> np.ndarray:
     """Small whole numbers, whose sums are exact."""
-    return (np.arange(length) % 251 + 1).astype(np.float32)
+    return np.resize((np.arange(251) + 1).astype(np.float32), length)
 
 
 def _total(bench, size: int) -> np.ndarray:

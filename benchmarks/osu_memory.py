@@ -5,24 +5,23 @@ import mmap
 
 import numpy as np
 
+from hpctrain.comm.abort import RankFailed
+
 KINDS = ("numpy", "torch", "cupy")
 PAGE = 2 << 20
 
 
-def check(kind: str, plot: str | None) -> None:
-    """ValueError, one line, for a library that is not there."""
-    for flag, name in (("--buffer torch", "torch"), ("--buffer cupy", "cupy")):
-        if flag.endswith(kind) and importlib.util.find_spec(name) is None:
-            raise ValueError(f"{flag}: {name} is not installed")
-    if plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError('--plot: matplotlib is not installed; pip install "hpctrain[report]"')
+def check(kind: str, asked: str) -> None:
+    """ValueError, one line, for a library that is not there; `asked` is the flag that wants it."""
+    if kind != "numpy" and importlib.util.find_spec(kind) is None:
+        raise ValueError(f"{asked}: {kind} is not installed")
     if kind == "cupy":
         import cupy
 
         try:
             cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise ValueError(f"--buffer cupy: {error}") from None
+            raise ValueError(f"{asked}: {error}") from None
 
 
 class Buffers:
@@ -35,10 +34,13 @@ class Buffers:
 
     def zeros(self, name: str, nbytes: int):
         """`nbytes` of it, as elements of the test's dtype; one of the library's arrays, all zero."""
-        length = max(1, nbytes // self._dtype.itemsize)
+        length = nbytes // self._dtype.itemsize
         held = self._memory.get(name)
         if held is None or len(held) < length:
-            held = self._memory[name] = self._new(length)
+            try:
+                held = self._memory[name] = self._new(max(1, length))
+            except (MemoryError, OSError) as error:  # of this rank alone: the others do not know
+                raise RankFailed(f"--message-size: no memory of {nbytes} bytes: {error}") from None
         held[:length] = 0
         return held[:length]
 

@@ -78,9 +78,13 @@ def messages(bench, seconds: list[list[float]]) -> float:
 def check(prepare, bench, size: int) -> int:
     """Wrong bytes after an iteration in which each rank sends a pattern of its own."""
     once = prepare(bench, size)
-    patterns = [(np.arange(max(size, 1)) * 7 + rank + 1).astype(np.uint8) for rank in range(bench.size)]
+    own, expected = (_pattern(size, rank) for rank in (bench.rank, bench.peer))
     (out, *_), (into, *_) = memory(bench, size)
-    osu_memory.fill(out, patterns[bench.rank])
+    osu_memory.fill(out, own)
     once()
-    arrived = size and not (prepare is stream and bench.begins)
-    return osu_memory.wrong(into, patterns[bench.peer]) if arrived else 0
+    arrived = not (prepare is stream and bench.begins)
+    return osu_memory.wrong(into, expected) if arrived else 0
+
+
+def _pattern(size: int, rank: int) -> np.ndarray:
+    return np.resize((np.arange(256) * 7 + rank + 1).astype(np.uint8), size)

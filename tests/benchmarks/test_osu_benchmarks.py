@@ -25,6 +25,7 @@ HEADS = {
     "osu_bcast": "OSU MPI Broadcast Latency Test",
     "osu_barrier": "OSU MPI Barrier Latency Test",
 }
+DEVICE = "asks for buffers on the device, which are of --buffer cupy"
 
 
 def names_of(name):
@@ -63,6 +64,9 @@ def test_titles_are_those_of_osu(name):
         ("--algorithm ring", 2, "--algorithm: invalid choice: 'ring' (choose from 'mpi')"),
         ("D", 2, "D: expected two words, such as D D or H D"),
         ("H X", 2, "H X: expected two words, such as D D or H D"),
+        ("-m 0", 3, "3 ranks; two ranks would do, as mpirun -n 2"),
+        ("--buffer torch -d cuda", 2, f"--buffer torch: -d cuda {DEVICE}"),
+        ("--buffer numpy H D", 2, f"--buffer numpy: H D {DEVICE}"),
         ("--buffer list", 2, "--buffer: invalid choice: 'list' (choose from 'numpy', 'torch', 'cupy')"),
     ],
 )
@@ -79,17 +83,48 @@ def test_pairs_want_an_even_number_and_a_window_a_message(osu):
         osu.parse(test, ["-W", "0"], 4)
 
 
+def test_what_hpctrain_sums_lies_in_the_memory_of_the_host(osu):
+    with pytest.raises(
+        ValueError, match="^--algorithm ring: takes memory of the host only, beside -d cuda expected mpi"
+    ):
+        osu.parse(names_of("osu_allreduce")[0].TEST, ["--algorithm", "ring", "-d", "cuda"], 2)
+
+
+@pytest.mark.parametrize("flag", ("-m 8", "-c", "--plot a.png", "--buffer numpy", "-d cuda"))
+def test_a_barrier_has_neither_sizes_nor_buffers(osu, flag):
+    with pytest.raises(ValueError, match="^unrecognized arguments: "):
+        osu.parse(names_of("osu_barrier")[0].TEST, flag.split(), 2)
+
+
 @pytest.mark.parametrize("flags", ("-d cuda", "--buffer cupy", "D D"))
 def test_a_device_that_is_not_there_is_said_before_anything_runs(osu, flags, monkeypatch):
     monkeypatch.setattr(sys.modules["osu_memory"].importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="^--buffer cupy: cupy is not installed$"):
+    with pytest.raises(ValueError, match=f"^{flags}: cupy is not installed$"):
         osu.parse(names_of("osu_latency")[0].TEST, flags.split(), 2)
 
 
-def test_sizes_are_powers_of_two_that_hold_an_element(osu):
-    assert osu.sizes(0, 8, 1) == [0, 1, 2, 4, 8]
-    assert osu.sizes(3, 40, 4) == [4, 8, 16, 32]
-    assert osu.sizes(5, 7, 1) == []
+@pytest.mark.parametrize(
+    "name, told, sizes",
+    [
+        ("osu_latency", "0:8", [0, 1, 2, 4, 8]),
+        ("osu_latency", "5:7", [5]),
+        ("osu_latency", "16", [0, 1, 2, 4, 8, 16]),
+        ("osu_bcast", "100:399", [100, 200]),
+        ("osu_bcast", "0:1", [0, 1]),
+        ("osu_allreduce", "0:8", [4, 8]),
+        ("osu_reduce_scatter", "5:40", [8, 16, 32]),
+        ("osu_allreduce", "12:48", [12, 24, 48]),
+    ],
+)
+def test_sizes_begin_with_the_least_and_double_and_a_sum_is_of_whole_elements(osu, name, told, sizes):
+    assert osu.parse(names_of(name)[0].TEST, ["-m", told], 2).sizes == sizes
+
+
+@pytest.mark.parametrize("name, told, least", [("osu_allreduce", "1:3", 4), ("osu_reduce_scatter", "5:7", 8)])
+def test_a_range_without_a_size_is_refused(osu, name, told, least):
+    line = f"--message-size {told}: holds no size, the first is {least} bytes; such as {least}:1048576"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        osu.parse(names_of(name)[0].TEST, ["-m", told], 2)
 
 
 def test_a_line_is_what_scripts_read(osu):
@@ -123,14 +158,15 @@ def test_every_benchmark_runs_and_finds_nothing_wrong(ranks, tmp_path):
     expected = {name for name in HEADS if ranks == 2 or name not in ("osu_latency", "osu_bw", "osu_bibw")}
     assert {path.stem for path in tmp_path.glob("*.json")} == expected
     for name in expected:
+        sizes = [20 * 2**i for i in range(9)]
         rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
-        assert [row["size"] for row in rows] == ([0] if name == "osu_barrier" else [2**i for i in range(5, 14)])
+        assert [row["size"] for row in rows] == ([0] if name == "osu_barrier" else sizes)
         assert all(row.get("wrong", 0) == 0 and row["min"] <= row["max"] for row in rows)
         if name == "osu_allreduce":  # microseconds of all ranks' mean, so bytes a microsecond are MB/s
             assert all(row["algbw"] == pytest.approx(row["size"] / row["Avg Latency(us)"]) for row in rows)
             assert all(row["busbw"] == pytest.approx(row["algbw"] * 2 * (ranks - 1) / ranks) for row in rows)
     assert re.search(r"^# OSU MPI Allreduce Latency Test\n# Size\s+Avg Latency\(us\)", result.stdout, re.MULTILINE)
-    assert re.search(r"^4096\s+[\d.]+\s", result.stdout, re.MULTILINE)
+    assert re.search(r"^5120\s+[\d.]+\s", result.stdout, re.MULTILINE)
 
 
 def test_an_element_that_is_wrong_fails_the_launch(tmp_path):
