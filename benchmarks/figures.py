@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.comm import abort
-from hpctrain.comm.environment import cores_allowed
+from hpctrain.comm.environment import announced, cores_allowed
 from hpctrain.comm.start import join_launch
 
 CERTAINTY = 0.95  # of an interval, where there are values enough
@@ -116,7 +116,7 @@ def join(name: str):
 
 def settle(name: str, parse: Callable, argv: list[str], comm):
     """The flags; None where a rank refuses them, which rank 0 tells. Collective."""
-    rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
+    rank, size = (comm.rank, comm.size) if comm is not None else (announced(os.environ).rank or 0, 1)
     flags, problem = None, None
     try:
         flags = parse(argv, size, rank)

@@ -1,7 +1,7 @@
 """osu_latency.py and osu_bw.py beside a program in C that does the same: what Python costs between two ranks.
 
     python benchmarks/peers/messages.py
-    python benchmarks/peers/messages.py --launch "mpirun --oversubscribe -n"
+    python benchmarks/peers/messages.py --launch "mpirun --oversubscribe -n"  # of Open MPI
 
 Builds messages.c by the mpicc in PATH and starts both by the launcher in turns; the same sizes, iterations, windows,
 cores and huge pages. Good: the bandwidth of C from 64 KiB on, within 5 %, and a latency of 8 bytes within 1 us.
@@ -9,6 +9,8 @@ cores and huge pages. Good: the bandwidth of C from 64 KiB on, within 5 %, and a
 
 import argparse
 import json
+import os
+import re
 import shlex
 import shutil
 import statistics
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from hpctrain.comm.environment import announced, wants_mpi
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # of what all benchmarks share
@@ -42,30 +46,37 @@ def built(folder: Path) -> Path:
     return program
 
 
-def launch(flags, command: list) -> str:
-    """What two ranks of it print. ValueError where they fail."""
+def launch(flags, program: Path, command: list, sizes: tuple[int, ...]) -> dict[int, float]:
+    """What two ranks of it print, by size; `command` has the program. ValueError with their last line else."""
     line = f"{flags.launch} 2 {shlex.join(map(str, command))}"
     done = subprocess.run(line, shell=True, capture_output=True, text=True)
-    if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip() or "nothing said").splitlines()
-        raise ValueError(f"{flags.launch} 2 {Path(command[-1]).name}: exit code {done.returncode}: {words[-1]}")
-    return done.stdout
+    rows = [words for each in done.stdout.splitlines() if len(words := each.split()) == 2 and words[0].isdecimal()]
+    found = {int(size): float(value) for size, value in rows if int(size) in sizes}
+    if done.returncode or found.keys() != set(sizes):
+        said = [each for each in (done.stderr + done.stdout).splitlines() if each.strip()] or ["nothing said"]
+        how = f"exit code {done.returncode}" if done.returncode else "no figures"
+        raise ValueError(f"--launch {flags.launch!r}: {program.name} on 2 ranks: {how}: {telling(said)}")
+    return found
+
+
+def telling(lines: list[str]) -> str:
+    """The one that names a fault, of what a launcher or its ranks said; else the last."""
+    named = [line for line in lines if re.search(r"\b(error|unrecognized|unknown|not found|cannot)\b", line.lower())]
+    return (named or lines[-1:])[0].strip()
 
 
 def by_c(flags, what: str, program: Path) -> dict[int, float]:
     """By size."""
     iterations = [max(1, each // flags.divide) for each in ITERATIONS[what]]
-    told = launch(flags, [program, what, *iterations, WINDOW, 1, *SIZES[what]])
-    return {int(size): float(value) for size, value in (line.split() for line in told.splitlines())}
+    return launch(flags, program, [program, what, *iterations, WINDOW, 1, *SIZES[what]], SIZES[what])
 
 
 def by_python(flags, what: str) -> dict[int, float]:
     """By size."""
     iterations, warmup = (max(1, each // flags.divide) for each in ITERATIONS[what])
     script, low, high = HERE.parent / f"osu_{what}.py", SIZES[what][0], SIZES[what][-1]
-    told = launch(flags, [sys.executable, script, "--pin", "-i", iterations, "-x", warmup, "-m", f"{low}:{high}"])
-    rows = [line.split() for line in told.splitlines() if line[:1].isdigit()]
-    return {int(size): float(value) for size, value in rows if int(size) in SIZES[what]}
+    argv = [sys.executable, script, "--pin", "-i", iterations, "-x", warmup, "-m", f"{low}:{high}"]
+    return launch(flags, script, argv, SIZES[what])
 
 
 def measure(flags, tell) -> dict[str, list[dict]]:
@@ -120,7 +131,7 @@ def faults(found: dict[str, list[dict]]) -> list[str]:
     return told
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str], num_ranks: int = 1, rank: int = 0) -> argparse.Namespace:
     """ValueError, one line that names the flag, for what does not fit."""
     parser = figures.Flags("messages.py", __doc__.splitlines()[0], 0)
     parser.add_argument("--launch", default="mpirun -n", metavar="WORDS", help="before a number; default: %(default)s")
@@ -129,6 +140,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
     flags = parser.parse_args(argv)
+    if wants_mpi(os.environ):
+        by = announced(os.environ).launcher
+        raise ValueError(f"{by} started this, which starts its own ranks: start it as python messages.py")
     for name in ("pairs", "divide"):
         if getattr(flags, name) < 1:
             raise ValueError(f"--{name} {getattr(flags, name)}: expected a whole number >= 1")
@@ -136,8 +150,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
+    if (flags := figures.settle("messages.py", parse, argv, None)) is None:
+        return 2
     try:
-        flags = parse(argv)
         found = measure(flags, print)
     except ValueError as error:
         print(f"messages.py: {error}", file=sys.stderr)

@@ -53,6 +53,42 @@ def test_a_mistake_is_one_line_that_names_the_flag(messages, argv, line):
         messages.parse(argv.split())
 
 
+@pytest.mark.parametrize(
+    "script, why",
+    [
+        ("echo unrecognized argument x >&2; echo last >&2; exit 3", "exit code 3: unrecognized argument x"),
+        ("echo first; echo last; exit 1", "exit code 1: last"),
+        ("exit 1", "exit code 1: nothing said"),
+        ("echo hello", "no figures: hello"),
+        ("echo 8 1.5", "no figures: 8 1.5"),
+    ],
+)
+def test_what_the_launcher_said_is_told_in_one_line(messages, tmp_path, script, why):
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\n{script}\n")
+    launcher.chmod(0o755)
+    line = f"--launch '{launcher} -n': osu_bw.py on 2 ranks: {why}"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        messages.by_python(SimpleNamespace(launch=f"{launcher} -n", divide=1), "bw")
+    with pytest.raises(ValueError, match=f"^{re.escape(line.replace('osu_bw.py', 'messages'))}$"):
+        messages.by_c(SimpleNamespace(launch=f"{launcher} -n", divide=1), "bw", Path("messages"))
+
+
+def test_figures_are_found_among_other_words(messages):
+    flags = SimpleNamespace(launch="printf 'a warning\n# Size us\n4 1.0\n8 2.5\n'; true")
+    assert messages.launch(flags, Path("x"), ["x"], (8,)) == {8: 2.5}
+
+
+@pytest.mark.parametrize("rank, told", [("0", 1), ("1", 0)])
+def test_under_a_launcher_it_is_refused_once(messages, monkeypatch, capsys, rank, told):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.delenv("HPCTRAIN_MPI", raising=False)
+    assert messages.main([]) == 2
+    line = "messages.py: mpirun of MPICH started this, which starts its own ranks: start it as python messages.py\n"
+    assert capsys.readouterr().err == line * told
+
+
 def test_without_a_compiler_it_is_said_in_one_line(messages, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert messages.main([]) == 2
