@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import absent
+
 from hpctrain.comm import abort
 from hpctrain.comm.environment import announced, cores_allowed
 from hpctrain.comm.start import join_launch
@@ -33,6 +35,13 @@ class Flags(argparse.ArgumentParser):
     def print_help(self, file=None) -> None:
         if self.rank == 0:
             super().print_help(file)
+
+
+def check_packages(names: tuple[str, ...]) -> None:
+    """ValueError for one that is not installed; nothing is imported, which takes seconds."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"{name} is not installed; {absent.CURES[name]}")
 
 
 def check_files(flags) -> None:
@@ -114,12 +123,13 @@ def join(name: str):
         abort.leave(2)
 
 
-def settle(name: str, parse: Callable, argv: list[str], comm):
+def settle(name: str, parse: Callable, argv: list[str], comm, needs: tuple[str, ...] = ()):
     """The flags; None where a rank refuses them, which rank 0 tells. Collective."""
     rank, size = (comm.rank, comm.size) if comm is not None else (announced(os.environ).rank or 0, 1)
     flags, problem = None, None
     try:
         flags = parse(argv, size, rank)
+        check_packages(needs)
         if rank == 0:
             check_files(flags)
     except ValueError as error:
@@ -131,10 +141,13 @@ def settle(name: str, parse: Callable, argv: list[str], comm):
     return None if told else flags
 
 
-def main(name: str, parse: Callable, run: Callable, argv: list[str]) -> int:
-    """`run(flags, comm, tell)` on all ranks gives figures and faults; the exit code, the same on all. Collective."""
+def main(name: str, parse: Callable, run: Callable, argv: list[str], needs: tuple[str, ...] = ("torch",)) -> int:
+    """`run(flags, comm, tell)` on all ranks gives figures and faults; the exit code, the same on all. Collective.
+
+    `needs`: packages that only `run` imports, so that flags are refused before that.
+    """
     comm = join(name)
-    if (flags := settle(name, parse, argv, comm)) is None:
+    if (flags := settle(name, parse, argv, comm, needs)) is None:
         return 2
     rank = comm.rank
     try:

@@ -10,21 +10,22 @@ The bubble is simulated with the seconds that the computations took in this run,
 that they were asked to take. So whatever the library adds to a step shows in its length.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
 import statistics
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from timed import WIDTH, TimedLayer, TimedSplit
+import figures
 
-from hpctrain import Mesh, Pipeline
 from hpctrain.comm.clock import clock_offsets
 from hpctrain.comm.environment import cores_allowed
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.simulate import Times, simulate
-from hpctrain.train.timing import bubble_figures
+
+if TYPE_CHECKING:
+    from hpctrain import Mesh, Pipeline
 
 POINTS, SHARE = 0.05, 0.10  # what --check allows: of the bubble rate, of the length of a step
 
@@ -84,6 +85,11 @@ def times_of(flags: argparse.Namespace, num_stages: int, slow: str | None) -> Ti
 
 def build(name: str, times: Times, num_microbatches: int, mesh: Mesh) -> Pipeline:
     """A pipeline of layers that take these times."""
+    import torch
+    from timed import TimedLayer, TimedSplit
+
+    from hpctrain import Pipeline
+
     schedule = SCHEDULES[name]
     num_chunks = 2 if schedule.has_chunks else 1
     kept = times.weights if schedule.splits_backward else [0.0] * mesh.size
@@ -107,6 +113,11 @@ def build(name: str, times: Times, num_microbatches: int, mesh: Mesh) -> Pipelin
 
 def measure(name: str, flags: argparse.Namespace, mesh: Mesh, slow: str | None = None) -> Row:
     """Some steps of a schedule; of one without a flush, several updates in each of them. Collective."""
+    import torch
+    from timed import WIDTH
+
+    from hpctrain.train.timing import bubble_figures
+
     times, num_microbatches = times_of(flags, mesh.size, slow), flags.microbatches or 4 * mesh.size
     pipeline = build(name, times, num_microbatches, mesh)
     executor, rows = pipeline.executor, torch.ones(num_microbatches, WIDTH)
@@ -134,23 +145,9 @@ def makespan(runs: list[list[list[float]]]) -> float:
     return statistics.median(max(end for _, end in each) - min(start for start, _ in each) for each in together)
 
 
-class Flags(argparse.ArgumentParser):
-    """Raises its errors, and lets rank 0 alone print help."""
-
-    rank = 0
-
-    def error(self, message: str) -> None:
-        raise ValueError(message.removeprefix("argument "))
-
-    def print_help(self, file=None) -> None:
-        if self.rank == 0:
-            super().print_help(file)
-
-
 def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     """ValueError, one line that names the flag, for what does not fit."""
-    parser = Flags(prog="pipeline_bubble.py", description=__doc__.splitlines()[0])
-    parser.rank = rank
+    parser = figures.Flags("pipeline_bubble.py", __doc__.splitlines()[0], rank)
     add = parser.add_argument
     add("--forward", type=float, default=40, metavar="MS", help="of a micro-batch on a stage; default: 40")
     add("--backward", type=float, default=80, metavar="MS", help="the whole of it; default: 80")
@@ -184,37 +181,20 @@ def _check_slow(slow: str, num_ranks: int) -> None:
         raise ValueError(f"--slow {slow}: expected STAGE:FACTOR with a stage below {num_ranks}, such as 1:2")
 
 
-def main(argv: list[str]) -> int:
-    """All ranks return the same exit code. Collective."""
-    with Mesh() as everybody:
-        try:
-            flags = parse(argv, everybody.size, everybody.rank)
-        except ValueError as error:
-            if everybody.rank == 0:
-                print(f"pipeline_bubble.py: {error}", file=sys.stderr)
-            return 2
-    with Mesh(stages=everybody.size) as mesh:
-        rows = run(flags, mesh)
-    faults = [fault for row in rows for fault in row.faults()] if flags.check else []
-    if everybody.rank == 0:
-        if flags.json:
-            with open(flags.json, "w", encoding="utf-8") as file:
-                json.dump({"flags": vars(flags), "rows": [row._asdict() for row in rows]}, file, indent=1)
-        print(*faults, sep="\n", end="\n" if faults else "")
-    return 1 if faults else 0
-
-
-def run(flags: argparse.Namespace, mesh: Mesh) -> list[Row]:
+def run(flags: argparse.Namespace, comm, tell) -> tuple[dict, list[str]]:
     """All schedules, then 1f1b with a slow stage; rank 0 prints each as it is done. Collective."""
-    tell = print if mesh.rank == 0 else lambda *words, **how: None
-    tell(f"{mesh.size} ranks, {len(cores_allowed())} cores; F {flags.forward:g} ms, B {flags.backward:g} ms")
-    tell(HEADER, flush=True)
-    rows = []
-    for name, slow in (*((name, None) for name in SCHEDULES), ("1f1b", flags.slow)):
-        rows.append(measure(name, flags, mesh, slow))
-        tell(rows[-1].line(), flush=True)
-    return rows
+    from hpctrain import Mesh
+
+    rows: list[Row] = []
+    with Mesh(comm, stages=comm.size) as mesh:
+        tell(f"{mesh.size} ranks, {len(cores_allowed())} cores; F {flags.forward:g} ms, B {flags.backward:g} ms")
+        tell(HEADER, flush=True)
+        for name, slow in (*((name, None) for name in SCHEDULES), ("1f1b", flags.slow)):
+            rows.append(measure(name, flags, mesh, slow))
+            tell(rows[-1].line(), flush=True)
+    faults = [fault for row in rows for fault in row.faults()] if flags.check else []
+    return {"rows": [row._asdict() for row in rows]}, faults
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(figures.main("pipeline_bubble.py", parse, run, sys.argv[1:]))

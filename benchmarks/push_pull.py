@@ -14,11 +14,8 @@ import statistics
 import sys
 
 import figures
-import served
-import traffic
 
-from hpctrain.train.service import TableShape
-
+ITEMSIZE = 4  # bytes of a float32
 GOALS = {"pull": 0.80, "push": 0.70, "rows pulled": 3.0, "rows pushed": 3.0}
 
 DENSE = f"{'pair':<6}{'plain down':>13}{'plain up':>13}{'sgd':>13}{'pull':>13}{'push':>13}{'pull':>9}{'push':>9}"
@@ -96,7 +93,14 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what --check finds. Collective."""
-    cores, num_elements = figures.pin(comm.rank), flags.mib * (1 << 20) // traffic.ITEMSIZE
+    figures.check_memory("--mib", 4 * flags.mib << 20, comm)  # weights and gradients, sent and received
+    if not flags.bytes:
+        figures.check_memory("--rows", 2 * ITEMSIZE * flags.rows * flags.width, comm)  # by hpctrain and by rpc
+    import served
+
+    from hpctrain.train.service import TableShape
+
+    cores, num_elements = figures.pin(comm.rank), flags.mib * (1 << 20) // ITEMSIZE
     if flags.bytes:
         return count(flags, comm, tell, num_elements)
     tell(f"1 worker, {flags.servers} servers; {cores} cores; {flags.mib} MiB dense")
@@ -122,8 +126,10 @@ def run(flags, comm, tell) -> tuple[dict, list[str]]:
 
 def count(flags, comm, tell, num_elements: int) -> tuple[dict, list[str]]:
     """The table of bytes. Collective."""
+    import traffic
+
     num_workers = comm.size - flags.servers
-    by_formula = traffic.formula(num_workers, flags.servers, comm.size, num_elements * traffic.ITEMSIZE)
+    by_formula = traffic.formula(num_workers, flags.servers, comm.size, num_elements * ITEMSIZE)
     by_count = traffic.counted(comm, flags.servers, num_elements)
     tell(
         f"bytes of a round: {num_workers} workers, {flags.servers} servers, {flags.mib} MiB; ring of {comm.size} ranks"

@@ -12,12 +12,16 @@ weights that worker 0 has just pulled, with the time since the beginning; losses
 s = 8 had done all its rounds, or s = 0 if that was sooner.
 """
 
-import importlib.util
+from __future__ import annotations
+
 import math
 import sys
+from typing import TYPE_CHECKING
 
 import figures
-from straggling import Course, Delays, simulated_waiting, train
+
+if TYPE_CHECKING:
+    from straggling import Course, Delays
 
 BOUNDS = (0, 1, 3, 8, math.inf)
 LEAST_AT_0, MOST_AT_8 = 0.40, 0.10  # what --check asks for: at least this, at most that
@@ -82,7 +86,8 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
     add("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
     flags = parser.parse_args(argv)
     if num_ranks < 3:
-        raise ValueError(f"{num_ranks} ranks: two workers and a server are the least; start it by mpirun -n 8")
+        there = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
+        raise ValueError(f"{there}: two workers and a server are the least; start it by mpirun -n 8")
     if flags.rounds < SHARE_OF_ROUNDS:
         raise ValueError(f"--rounds {flags.rounds}: expected {SHARE_OF_ROUNDS} or more")
     if not 0 < flags.milliseconds < math.inf:
@@ -93,13 +98,13 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
         raise ValueError(f"--factor {flags.factor:g}: expected 1 or more")
     if flags.seed < 0:
         raise ValueError(f"--seed {flags.seed}: expected 0 or more")
-    if flags.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError('--plot: needs the package matplotlib; pip install "hpctrain[report]"')
     return flags
 
 
 def measure(flags, comm, delays: Delays, slow: str, bound: float, num_rounds: int) -> dict:
     """A row; its losses are those of worker 0. Collective."""
+    from straggling import simulated_waiting, train
+
     course: Course = train(comm, delays, bound, num_rounds)
     others = course.shares[1:]
     return {
@@ -117,6 +122,8 @@ def measure(flags, comm, delays: Delays, slow: str, bound: float, num_rounds: in
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what --check finds. Collective."""
+    from straggling import Delays
+
     workers, seconds = comm.size - 1, flags.milliseconds / 1000
     tell(f"{workers} workers, 1 server; {flags.milliseconds:g} ms a gradient, {flags.factor:g} times as long when slow")
     tell(HEADER, flush=True)

@@ -11,8 +11,6 @@ from hpctrain.train.client import ServiceClient
 from hpctrain.train.server import ParameterServer
 from hpctrain.train.service import ServiceSettings, describe
 
-ITEMSIZE = 4  # bytes of a float32
-
 HEADER = f"{'':<32}{'formula':>16}{'counted':>16}"
 
 

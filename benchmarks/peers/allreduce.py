@@ -7,21 +7,22 @@ a core. The sums of each side are looked at before anything is measured; then ze
 over the pairs of what the rank that took longest needed for a call. gloo is that of torch.distributed.
 """
 
-import importlib.util
+from __future__ import annotations
+
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from sides import start_torch
+import above  # noqa: F401
+import figures
 
-from hpctrain import AllReduce, Mesh
+if TYPE_CHECKING:
+    import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
-import figures  # noqa: E402
+    from hpctrain import Mesh
+
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SECONDS = 0.1  # that the calls of a side may take, about, at 1 GB/s
@@ -44,7 +45,10 @@ def goal(side: str, nbytes: int, num_ranks: int) -> float | None:
 
 def sides(mesh: Mesh, values: torch.Tensor) -> dict[str, Callable[[], None]]:
     """What adds `values` up over all ranks, in place, by name."""
+    import torch.distributed as dist
     from mpi4py import MPI
+
+    from hpctrain import AllReduce
 
     array = values.numpy()
     ours = {name: AllReduce(mesh, algorithm=name).prepare(values, name).run for name in ("windows", "ring")}
@@ -57,6 +61,8 @@ def sides(mesh: Mesh, values: torch.Tensor) -> dict[str, Callable[[], None]]:
 
 def wrong(mesh: Mesh, values: torch.Tensor, call: Callable[[], None]) -> int:
     """Elements that are not the sum, on any rank. Collective."""
+    import torch
+
     pattern = (torch.arange(len(values)) % 251 + 1).float()
     values.copy_(pattern * (mesh.rank + 1))
     call()
@@ -77,6 +83,10 @@ def seconds_of(call: Callable[[], None], repeats: int, mesh: Mesh) -> float:
 
 def measure(flags, mesh: Mesh, nbytes: int) -> dict:
     """Pairs of one size, or the sides that are wrong. Collective."""
+    import torch
+
+    from hpctrain import AllReduce
+
     memory = torch.from_numpy(AllReduce(mesh).empty(nbytes // 4))
     calls = sides(mesh, memory)
     bad = {name: count for name, call in calls.items() if (count := wrong(mesh, memory, call))}
@@ -135,13 +145,17 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0):
     if not all(size.isdecimal() and int(size) >= 4 and int(size) % 4 == 0 for size in sizes):
         raise ValueError(f"--sizes {flags.sizes}: expected multiples of 4, such as 4096,65536")
     flags.sizes = [int(size) for size in sizes]
-    if flags.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError('--plot: needs the package matplotlib; pip install "hpctrain[report]"')
     return flags
 
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what is wrong with them. Collective."""
+    figures.check_memory("--sizes", sum(flags.sizes) + 4 * max(flags.sizes), comm)  # the last of them to look at sums
+    import torch
+    from sides import start_torch
+
+    from hpctrain import Mesh
+
     num_cores = figures.pin(comm.rank)  # before gloo has threads
     with Mesh(comm) as mesh:
         start_torch(mesh)
@@ -151,7 +165,7 @@ def run(flags, comm, tell) -> tuple[dict, list[str]]:
         for nbytes in flags.sizes:
             rows.append(measure(flags, mesh, nbytes))
             tell(line(rows[-1]), flush=True)
-        dist.destroy_process_group()
+        torch.distributed.destroy_process_group()
         found = mesh.world.broadcast_json(faults(rows, mesh.size, flags.check))
     if flags.plot and comm.rank == 0:
         draw([row for row in rows if row["pairs"]], flags.plot)

@@ -9,22 +9,21 @@ is pinned to a core, with one torch thread. torch's gradients go over gloo, in b
 the same step without sums.
 """
 
+from __future__ import annotations
+
 import statistics
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
+import above  # noqa: F401
+import figures
 from pipeline import VOCABULARY, distance, seconds_of
-from sides import mean_loss, sgd, start_torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain import DataParallel, Mesh
-from hpctrain.tasks.gpt import layer_factories
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
-import figures  # noqa: E402
+    from hpctrain import Mesh
+
 
 GOALS = {("gpt", 2): 0.95, ("mlp", 2): 1.4, ("mlp", 8): 2.0}  # how many times as long torch takes, by model and ranks
 TOLERANCE = 1e-5  # of losses and weights, relative to the largest of a tensor
@@ -34,6 +33,11 @@ HEADER = f"{'pair':<6}{'hpctrain':>12}{'torch':>12}{'alone':>12}{'torch / hpctra
 
 def build(model: str) -> nn.Module:
     """The same weights on all ranks."""
+    import torch
+    from torch import nn
+
+    from hpctrain.tasks.gpt import layer_factories
+
     torch.manual_seed(0)
     if model == "gpt":
         return nn.Sequential(*[make() for make in layer_factories(4, 256, 4, CONTEXT, 0.0, VOCABULARY)])
@@ -43,6 +47,8 @@ def build(model: str) -> nn.Module:
 
 def make_batches(model: str, rows: int, rank: int) -> list[tuple[Tensor, Tensor]]:
     """Inputs and targets of this rank, for some steps."""
+    import torch
+
     generator = torch.Generator().manual_seed(1 + rank)
     if model == "gpt":
         tokens = torch.randint(VOCABULARY, (4, rows, CONTEXT + 1), generator=generator)
@@ -55,11 +61,13 @@ class Side:
     """`module`, wrapped or alone, and its loop."""
 
     def __init__(self, module: nn.Module):
-        self.module, self.optimizer = module, sgd(module.parameters())
+        from sides import mean_loss, sgd
+
+        self.module, self.mean_loss, self.optimizer = module, mean_loss, sgd(module.parameters())
 
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         self.optimizer.zero_grad()
-        loss = mean_loss(self.module(inputs), targets)
+        loss = self.mean_loss(self.module(inputs), targets)
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
@@ -108,6 +116,12 @@ def faults(result: dict, flags, num_ranks: int) -> list[str]:
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what is wrong with them. Collective."""
+    from sides import start_torch
+    from torch.distributed import destroy_process_group
+    from torch.nn.parallel import DistributedDataParallel
+
+    from hpctrain import DataParallel, Mesh
+
     num_cores = figures.pin(comm.rank)  # before gloo and autograd have threads
     with Mesh(comm) as mesh:
         start_torch(mesh)
@@ -124,7 +138,7 @@ def run(flags, comm, tell) -> tuple[dict, list[str]]:
             order = list(sides) if number % 2 == 0 else list(reversed(sides))
             result["pairs"].append({name: seconds_of(sides[name].step, batches, flags.steps, mesh) for name in order})
             tell(line(number + 1, result["pairs"][-1]), flush=True)
-        dist.destroy_process_group()
+        destroy_process_group()
     if result["pairs"]:
         ratios = [pair["torch"] / pair["hpctrain"] for pair in result["pairs"]]
         low, high, inside = figures.interval(ratios)

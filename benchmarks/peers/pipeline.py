@@ -13,24 +13,25 @@ The ideal is T1 / 2 * (m + 1) / m: half of the time that one rank alone takes fo
 That rank has the machine for itself, so two ranks that share caches and memory cannot quite reach it.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from sides import Alone, Ours, Torchs, start_torch
+import above  # noqa: F401
+import figures
 
-from hpctrain import Mesh
-from hpctrain.tasks.gpt import layer_factories
+if TYPE_CHECKING:
+    import torch
+    from sides import Ours, Torchs
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
-import figures  # noqa: E402
+    from hpctrain import Mesh
+
 
 VOCABULARY = 256
 RATIO, SHARE = 1.1, 0.85  # what --check asks for
@@ -73,6 +74,10 @@ def seconds_of(step: Callable | None, batches: list, num_steps: int, mesh: Mesh)
 
 def measure(flags: argparse.Namespace, mesh: Mesh, tell: Callable) -> dict:
     """Differences, then seconds of a step in each pair, by who made it; no pairs where they differ. Collective."""
+    from sides import Alone, Ours, Torchs
+
+    from hpctrain.tasks.gpt import layer_factories
+
     factories = layer_factories(flags.blocks, flags.width, flags.heads, flags.context, 0.0, VOCABULARY)
     batches = make_batches(flags)
     ours = Ours(factories, flags, mesh)
@@ -96,6 +101,8 @@ def measure(flags: argparse.Namespace, mesh: Mesh, tell: Callable) -> dict:
 
 def make_batches(flags: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets of some steps, the same on all ranks."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(VOCABULARY, (8, flags.batch_size, flags.context + 1), generator=generator)
     return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]
@@ -146,7 +153,7 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="exit code 1 where a figure is not what it should be")
     flags = parser.parse_args(argv)
     if num_ranks != 2:
-        raise ValueError(f"{num_ranks} ranks; start it by mpirun -n 2")
+        raise ValueError(f"{num_ranks} rank{'s' * (num_ranks != 1)}; start it by mpirun -n 2")
     for name in (*sizes, "pairs", "steps"):
         if (value := getattr(flags, name.replace("-", "_"))) < 1:
             raise ValueError(f"--{name} {value}: expected a whole number >= 1")
@@ -155,31 +162,23 @@ def parse(argv: list[str], num_ranks: int, rank: int = 0) -> argparse.Namespace:
     return flags
 
 
-def main(argv: list[str]) -> int:
-    """All ranks return the same exit code. Collective."""
-    with Mesh() as everybody:
-        try:
-            flags = parse(argv, everybody.size, everybody.rank)
-        except ValueError as error:
-            if everybody.rank == 0:
-                print(f"pipeline.py: {error}", file=sys.stderr)
-            return 2
-    tell = print if everybody.rank == 0 else lambda *words, **how: None
-    num_cores = figures.pin(everybody.rank)  # before gloo and autograd have threads
+def run(flags: argparse.Namespace, comm, tell: Callable) -> tuple[dict, list[str]]:
+    """All figures, and what is wrong with them. Collective."""
+    import torch
+    from sides import start_torch
+
+    from hpctrain import Mesh
+
+    num_cores = figures.pin(comm.rank)  # before gloo and autograd have threads
     model = f"GPT of {flags.blocks} blocks, width {flags.width}"
     tell(f"{model}, {flags.microbatches} micro-batches; {num_cores} cores; torch {torch.__version__}")
-    with Mesh(stages=2) as mesh:
+    with Mesh(comm, stages=2) as mesh:
         start_torch(mesh)
         result = measure(flags, mesh, tell)
-        dist.destroy_process_group()
+        torch.distributed.destroy_process_group()
     tell(*summary(result["pairs"]), sep="\n")
-    found = faults(result) if flags.check or not result["pairs"] else []
-    tell(*found, sep="\n", end="\n" if found else "")
-    if flags.json and everybody.rank == 0:
-        with open(flags.json, "w", encoding="utf-8") as file:
-            json.dump({"flags": vars(flags), **result}, file, indent=1)
-    return 1 if found else 0
+    return result, faults(result) if flags.check or not result["pairs"] else []
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(figures.main("pipeline.py", parse, run, sys.argv[1:]))

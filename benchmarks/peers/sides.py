@@ -8,7 +8,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 from hpctrain import Mesh, Pipeline
@@ -43,6 +42,8 @@ class Torchs:
     """torch's pipeline of the same layers on the same stages, from the same weights."""
 
     def __init__(self, factories: list, flags: argparse.Namespace, mesh: Mesh, ours: Ours):
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # takes seconds
+
         self.module = nn.Sequential(OrderedDict((str(index), factories[index]()) for index in ours.layers))
         self.module.load_state_dict(ours.tensors()[0])
         self.optimizer = sgd(self.module.parameters())

@@ -16,14 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+import above  # noqa: F401
+import figures
 import numpy as np
 
 from hpctrain import AllReduce, Mesh
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of what all benchmarks share
-import figures  # noqa: E402
 
 GOAL = 1.2  # so many times as long as the streams the all-reduce may take
 PIECE = 1 << 20  # bytes that a rank hands to its socket at once
@@ -139,6 +137,7 @@ def faults(median: float, checks: bool) -> list[str]:
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what is wrong with them. Collective."""
+    figures.check_memory("--bytes", 4 * flags.bytes, comm)  # with what it takes to look at sums
     with Mesh(comm) as mesh:
         hosts = mesh.world.all_gather_json(os.uname().nodename)
         reduce = AllReduce(mesh, algorithm="auto" if len(set(hosts)) > 1 else "ring")
@@ -154,4 +153,4 @@ def run(flags, comm, tell) -> tuple[dict, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(figures.main("stream.py", parse, run, sys.argv[1:]))
+    sys.exit(figures.main("stream.py", parse, run, sys.argv[1:], needs=()))

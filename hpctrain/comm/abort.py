@@ -176,6 +176,7 @@ def _end_all(code: int) -> None:
 def _abort_before_mpi(code: int) -> None:
     """Ending before MPI_Init leaves the others in it: hydra does not notice. PMI-1 has a word for it."""
     if "PMI_FD" in os.environ:
+        time.sleep(0.1)  # for what was printed, as in _abort_job
         try:
             os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
         except (OSError, ValueError):

@@ -2,11 +2,16 @@
 
 import importlib
 import os
+import re
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.harness.launch import ROOT
+from tests.harness.launch import ROOT, run_python
+
+PEERS = ("allreduce", "data_parallel", "messages", "pipeline", "stream")
+PROGRAMS = ("pipeline_bubble", "push_pull", "staleness", *(f"peers/{name}" for name in PEERS))
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +75,53 @@ def test_memory_is_counted_for_each_host(figures, monkeypatch):
     line = f"^--sizes: 2 ranks on {mine} would hold 6.0 GiB, and 5.0 are free; expected fewer bytes or ranks$"
     with pytest.raises(figures.Refused, match=line):
         figures.check_memory("--sizes", 3 << 30, ranks)
+
+
+@pytest.mark.parametrize("absent", ("hpctrain", "numpy"))
+def test_a_package_that_is_not_there_is_one_line(tmp_path, absent):
+    script = (
+        "import importlib.abc, importlib.util, runpy, sys\n"
+        "class Absent(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {absent!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "sys.argv = [sys.argv[1]]\n"
+        "sys.path[0] = sys.argv[0].rpartition('/')[0]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    (tmp_path / "without.py").write_text(script)
+    env = dict.fromkeys(("PMI_SIZE", "PMI_RANK", "PMI_FD", "HPCTRAIN_MPI"))
+    result = run_python(tmp_path / "without.py", ROOT / "benchmarks/osu_latency.py", timeout=60, env=env)
+    assert result.returncode == 2 and result.stdout == "", result
+    assert re.fullmatch(f"osu_latency.py: {absent} is not installed; pip install .*\n", result.stderr), result
+
+
+def test_flags_are_refused_before_torch_is_imported():
+    """Which takes seconds, on every rank."""
+    scripts = [str(ROOT / f"benchmarks/{name}.py") for name in PROGRAMS]
+    look = "import runpy, sys; sys.path[:0] = sys.argv[1:3]; [runpy.run_path(each) for each in sys.argv[3:]]"
+    folders = (ROOT / "benchmarks", ROOT / "benchmarks/peers")
+    result = run_python("-c", f"{look}; print('torch' in sys.modules)", *folders, *scripts, timeout=60)
+    assert result.stdout == "False\n", result
+
+
+def test_a_package_that_only_measuring_needs_is_looked_for_first(figures, monkeypatch):
+    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="^torch is not installed; pip install torch$"):
+        figures.check_packages(("torch",))
+
+
+def test_without_mpi4py_a_launch_is_refused(figures, monkeypatch, capsys):
+    monkeypatch.setattr(figures, "join_launch", failing("cannot start MPI: no mpi4py"))
+    monkeypatch.setattr(figures.abort, "leave", sys.exit)
+    with pytest.raises(SystemExit, match="^2$"):
+        figures.join("some.py")
+    assert capsys.readouterr().err == "some.py: cannot start MPI: no mpi4py\n"
+
+
+def failing(words):
+    def call():
+        raise ValueError(words)
+
+    return call
