@@ -105,6 +105,14 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     return ordered[cut - 1], ordered[-cut], inside
 
 
+def told(values: list[float], digits: int) -> str:
+    """Their interval, in words; one value has none."""
+    if len(values) == 1:
+        return "one pair, so no interval"
+    low, high, inside = interval(values)
+    return f"{inside:.0%} from {low:.{digits}f} to {high:.{digits}f}"
+
+
 def pin(rank: int) -> int:
     """A core of its own for this rank, where there are enough, and one thread of torch; how many cores there are."""
     cores = cores_allowed()

@@ -53,9 +53,8 @@ def summary(found: dict[str, list[float]]) -> list[str]:
     beside = {"pull": "of the bandwidth", "push": "of the bound"}
     told = []
     for what, values in found.items():
-        low, high, inside = figures.interval(values)
         middle = f"{statistics.median(values):.3f} {beside.get(what, 'times rpc')}"
-        told.append(f"{what}: {middle}, with {inside:.0%} from {low:.3f} to {high:.3f}")
+        told.append(f"{what}: {middle}, with {figures.told(values, 3)}")
     return told
 
 

@@ -64,7 +64,10 @@ def test_srun_gives_each_task_its_cores(path, tmp_path):
 def test_the_benchmarks_of_a_job_are_there(tmp_path):
     words = words_of_srun(ROOT / "jobs/osu.sbatch", tmp_path)
     scripts = [word for word in words if word.startswith("benchmarks/")]
-    assert len(scripts) == 11 and all((ROOT / script).is_file() for script in scripts)
+    there = {path.name for path in (ROOT / "benchmarks").glob("osu_*.py") if "TEST = " in path.read_text()}
+    assert {script.removeprefix("benchmarks/") for script in scripts} == there and len(scripts) == 16
+    sums = [words[at + 2] for at, word in enumerate(words) if word == "benchmarks/osu_allreduce.py"]
+    assert sums == ["mpi", "auto", "ring", "doubling"]
 
 
 def words_of_srun(path, tmp_path) -> list[str]:

@@ -30,7 +30,7 @@ SIDES = ("windows", "ring", "mpi", "gloo")
 
 HEADER = (
     f"{'bytes':>10}{'windows':>13}{'ring':>13}{'MPI':>13}{'gloo':>13}"
-    f"{'MPI / win':>11}{'gloo / win':>12}{'MPI / ring':>12}   interval of the faster one / windows"
+    f"{'MPI / win':>11}{'gloo / win':>12}{'MPI / ring':>12}   interval of min(MPI, gloo) / win"
 )
 
 
@@ -112,8 +112,7 @@ def line(row: dict) -> str:
     seconds = "".join(f"{1e6 * medians[name]:>10.0f} us" for name in SIDES)
     columns = (("mpi", "windows", 11), ("gloo", "windows", 12), ("mpi", "ring", 12))
     told = "".join(f"{statistics.median(ratios(row, (peer,), side)):>{width}.2f}" for peer, side, width in columns)
-    low, high, inside = figures.interval(ratios(row, ("mpi", "gloo"), "windows"))
-    return f"{row['bytes']:>10}{seconds}{told}   {inside:.0%} from {low:.2f} to {high:.2f}"
+    return f"{row['bytes']:>10}{seconds}{told}   {figures.told(ratios(row, ('mpi', 'gloo'), 'windows'), 2)}"
 
 
 def faults(rows: list[dict], num_ranks: int, checks: bool) -> list[str]:

@@ -141,8 +141,7 @@ def run(flags, comm, tell) -> tuple[dict, list[str]]:
         destroy_process_group()
     if result["pairs"]:
         ratios = [pair["torch"] / pair["hpctrain"] for pair in result["pairs"]]
-        low, high, inside = figures.interval(ratios)
-        tell(f"torch / hpctrain: {statistics.median(ratios):.3f}, with {inside:.0%} from {low:.3f} to {high:.3f}")
+        tell(f"torch / hpctrain: {statistics.median(ratios):.3f}, with {figures.told(ratios, 3)}")
     return result, faults(result, flags, comm.size)
 
 

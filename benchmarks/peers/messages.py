@@ -111,10 +111,9 @@ def compared(what: str, row: dict) -> list[float]:
 def line(what: str, row: dict) -> str:
     medians = [statistics.median(pair[side] for pair in row["pairs"]) for side in ("python", "c")]
     values, unit = compared(what, row), UNITS[what]
-    low, high, inside = figures.interval(values)
     told = f"{statistics.median(values):+.2f} us" if what == "latency" else f"{statistics.median(values):.1%}"
     sides = "".join(f"{value:>11.2f} {unit:<4}" for value in medians)
-    return f"{what:<9}{row['bytes']:>9}{sides}{told:>12}   {inside:.0%} from {low:.2f} to {high:.2f}"
+    return f"{what:<9}{row['bytes']:>9}{sides}{told:>12}   {figures.told(values, 2)}"
 
 
 def faults(found: dict[str, list[dict]]) -> list[str]:

@@ -125,8 +125,7 @@ def summary(pairs: list[dict[str, float]]) -> list[str]:
         return ["not measured, since they differ"]
     for what, key in (("torch / hpctrain", "ratio"), ("hpctrain of the ideal", "share")):
         values = [pair[key] for pair in pairs]
-        low, high, inside = figures.interval(values)
-        told.append(f"{what}: {statistics.median(values):.3f}, with {inside:.0%} from {low:.3f} to {high:.3f}")
+        told.append(f"{what}: {statistics.median(values):.3f}, with {figures.told(values, 3)}")
     return told
 
 

@@ -126,8 +126,8 @@ def measure(flags, mesh: Mesh, once: Callable, array: np.ndarray, tell) -> list[
 def summary(pairs: list[dict]) -> tuple[str, float]:
     """A line, and the median of how many times as long the all-reduce took."""
     ratios = [pair["all-reduce"] / pair["stream"] for pair in pairs]
-    median, (low, high, inside) = statistics.median(ratios), figures.interval(ratios)
-    return f"all-reduce / stream: {median:.3f}, with {inside:.0%} from {low:.3f} to {high:.3f}", median
+    median = statistics.median(ratios)
+    return f"all-reduce / stream: {median:.3f}, with {figures.told(ratios, 3)}", median
 
 
 def faults(median: float, checks: bool) -> list[str]:

@@ -169,18 +169,34 @@ def test_every_benchmark_runs_and_finds_nothing_wrong(ranks, tmp_path):
     assert re.search(r"^5120\s+[\d.]+\s", result.stdout, re.MULTILINE)
 
 
-def test_an_element_that_is_wrong_fails_the_launch(tmp_path):
-    """A ring that loses what rank 1 brings."""
+def planted(tmp_path, plant, *calls):
+    """osu_allreduce on two ranks with each of these flags in turn, after a line that changes hpctrain."""
     script = tmp_path / "planted.py"
     script.write_text(
         "import importlib, runpy, sys\n"
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
         "osu = importlib.import_module('osu')\n"
-        "from hpctrain.comm.buffer import Buffer\n"
-        "Buffer.add = lambda self, start, received: None\n"
+        f"{plant}\n"
         f"test = runpy.run_path({str(ROOT / 'benchmarks/osu_allreduce.py')!r})['TEST']\n"
-        "sys.exit(osu.main(test, ['-m', '64:64', '-i', '1', '-x', '0', '-c', '--algorithm', 'ring']))\n"
+        f"sys.exit([osu.main(test, each.split()) for each in {calls!r}][-1])\n"
     )
-    result = run_mpi(2, [sys.executable, script], timeout=60, cwd=tmp_path)
+    return run_mpi(2, [sys.executable, script], timeout=60, cwd=tmp_path)
+
+
+def test_room_that_is_not_there_is_told_once_and_before_the_table(tmp_path):
+    plant = "from hpctrain.comm import shared_memory; shared_memory.shared_memory_free = lambda: 9 << 20"
+    flags = "-m 4:4194304 -i 1 -x 0 --algorithm"
+    result = planted(tmp_path, plant, f"{flags} auto", f"{flags} windows")
+    assert result.returncode == 2, result
+    told = result.stderr.splitlines()
+    assert [" has 9 MiB free" in line for line in told] == [True, True, False], result
+    assert told[2].startswith("osu_allreduce.py: --algorithm='windows': the ranks share no memory"), result
+    assert result.stdout.count("# Size") == 1 and re.search(r"^4194304 ", result.stdout, re.MULTILINE), result
+
+
+def test_an_element_that_is_wrong_fails_the_launch(tmp_path):
+    """A ring that loses what rank 1 brings."""
+    plant = "from hpctrain.comm.buffer import Buffer; Buffer.add = lambda self, start, received: None"
+    result = planted(tmp_path, plant, "-m 64:64 -i 1 -x 0 -c --algorithm ring")
     assert result.returncode == 1, result
     assert re.search(r"^64\s+[\d.]+\s+32$", result.stdout, re.MULTILINE), result

@@ -82,6 +82,8 @@ def test_the_interval_of_a_median_is_as_narrow_as_its_certainty_allows(push_pull
     assert interval([3.0]) == (3.0, 3.0, 0.0)
     assert interval([5, 1, 4, 2, 3]) == (1, 5, 1 - 2 / 32)
     assert interval([*range(7)]) == (0, 6, 1 - 2 / 128)
+    assert push_pull.figures.told([3.0], 2) == "one pair, so no interval"
+    assert push_pull.figures.told([*range(7)], 2) == "98% from 0.00 to 6.00"
     assert interval([*range(9)]) == (1, 7, 1 - 2 * 10 / 512)
 
 
