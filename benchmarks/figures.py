@@ -12,7 +12,7 @@ from pathlib import Path
 import absent
 
 from hpctrain.comm import abort
-from hpctrain.comm.environment import announced, cores_allowed
+from hpctrain.comm.environment import cores_allowed
 from hpctrain.comm.start import join_launch
 
 CERTAINTY = 0.95  # of an interval, where there are values enough
@@ -47,10 +47,10 @@ def check_packages(names: tuple[str, ...]) -> None:
 def check_files(flags) -> None:
     """ValueError where what --json and --plot name cannot be written. For the rank that writes; leaves nothing."""
     plot = getattr(flags, "plot", None)
-    if plot:
+    if plot is not None:
         _check_picture(plot)
     for flag, file in (("--json", getattr(flags, "json", None)), ("--plot", plot)):
-        if not file:
+        if file is None:
             continue
         there = os.path.exists(file)
         try:
@@ -132,8 +132,8 @@ def join(name: str):
 
 
 def settle(name: str, parse: Callable, argv: list[str], comm, needs: tuple[str, ...] = ()):
-    """The flags; None where a rank refuses them, which rank 0 tells. Collective."""
-    rank, size = (comm.rank, comm.size) if comm is not None else (announced(os.environ).rank or 0, 1)
+    """The flags; None where a rank refuses them, which rank 0 tells, or who is alone. Collective."""
+    rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
     flags, problem = None, None
     try:
         flags = parse(argv, size, rank)

@@ -31,7 +31,13 @@ def refused(figures, capsys, **names):
 
 
 @pytest.mark.parametrize(
-    "file, why", [("nowhere/x.json", "No such file or directory"), (".", "Is a directory"), ("", None)]
+    "file, why",
+    [
+        ("nowhere/x.json", "No such file or directory"),
+        (".", "Is a directory"),
+        ("", "No such file or directory"),
+        (None, None),
+    ],
 )
 def test_a_file_that_cannot_be_written_is_said_before_anything_runs(figures, capsys, tmp_path, file, why, monkeypatch):
     monkeypatch.chdir(tmp_path)
