@@ -67,3 +67,20 @@ def assert_same_everywhere(mesh, tensors) -> None:
         first = tensor.detach().clone()
         mesh.data.broadcast(first)
         assert torch.equal(first, tensor.detach()), index
+
+
+def assert_learns_in_a_join(mesh, model, num_updates: int, accumulates: bool = False) -> None:
+    """SGD on 8 rows of float32 for so many updates, of two backwards each where it `accumulates`. Collective."""
+    optimizer, batch, losses = torch.optim.SGD(model.parameters(), lr=0.1), rows(0, 8, torch.float32), []
+    with model.join(optimizer):
+        for _ in range(num_updates):
+            optimizer.zero_grad()
+            if accumulates:
+                with model.no_sync():
+                    loss_of(model, batch).backward()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    assert_same_everywhere(mesh, model.parameters())

@@ -10,7 +10,7 @@ from hpctrain.train.build import build_executor
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.run import note_compression
 from tests.oracles.compressed_sum import compressed_ring
-from tests.train.loops import assert_same_everywhere, loss_of, net, rows, share
+from tests.train.loops import assert_learns_in_a_join, loss_of, net, share
 from tests.train.test_equivalence import TASKS, part_of, settings
 from tests.train.test_executor import executor_of
 from tests.train.toys import Masked, run
@@ -109,17 +109,7 @@ def test_a_loop_of_ones_own_gets_the_sum_of_the_oracle(comm, reduction):
 def test_a_loop_of_ones_own_learns_with_it_also_in_a_join(comm, algorithm):
     with Mesh(comm) as mesh:
         model = DataParallel(net(dtype=torch.float32), mesh, algorithm=algorithm, compress="bf16")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses = []
-        with model.join(optimizer):
-            for _ in range(10 + mesh.rank):
-                optimizer.zero_grad()
-                loss = loss_of(model, rows(0, 8, torch.float32))
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-        assert losses[-1] < 0.9 * losses[0]
-        assert_same_everywhere(mesh, model.parameters())
+        assert_learns_in_a_join(mesh, model, 10 + mesh.rank)
 
 
 @pytest.mark.mpi

@@ -15,7 +15,7 @@ from hpctrain.train.feedback import FeedbackReduction
 from tests.oracles import feedback
 from tests.planted import feedback_bugs
 from tests.planted.feedback_bugs import a_skipped_step_is_kept
-from tests.train.loops import assert_same_everywhere, loss_of, net, rows, share
+from tests.train.loops import assert_learns_in_a_join, loss_of, net, share
 from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
 from tests.train.test_executor import WithPoison, executor_of, poisoned_step
 from tests.train.toys import Masked, run
@@ -207,19 +207,7 @@ class Everything:
 def test_own_compressors_and_join_and_no_sync(comm, compress):
     with Mesh(comm) as mesh:
         model = wrapped(mesh, Everything() if compress == "everything" else compress, dtype=torch.float32)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses = []
-        with model.join(optimizer):
-            for _ in range(20 + mesh.rank):
-                optimizer.zero_grad()
-                with model.no_sync():
-                    loss_of(model, rows(0, 8, torch.float32)).backward()
-                loss = loss_of(model, rows(0, 8, torch.float32))
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-        assert losses[-1] < 0.9 * losses[0]
-        assert_same_everywhere(mesh, model.parameters())
+        assert_learns_in_a_join(mesh, model, 20 + mesh.rank, accumulates=True)
 
 
 @pytest.mark.mpi
