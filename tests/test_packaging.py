@@ -37,11 +37,10 @@ def imported(folder: str) -> set[str]:
     """The packages that modules in `folder` import, neither our own nor Python's, as pip names them."""
     modules = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / folder).rglob("*.py")]
     tops = {name.split(".")[0] for tree in modules for _, name in imports(tree)}
-    known, own = (
-        NOT_INSTALLED | packages_distributions(),
-        sys.stdlib_module_names | {"hpctrain", "tests", "a_module_that_is_not_installed"},
-    )
-    return {known[top][0].lower().replace("_", "-") for top in tops - own}
+    known = NOT_INSTALLED | packages_distributions()
+    own = {"hpctrain", "tests", "a_module_that_is_not_installed"}
+    own |= {path.stem for path in (ROOT / "benchmarks").rglob("*.py")}  # which import each other from beside
+    return {known[top][0].lower().replace("_", "-") for top in tops - own - sys.stdlib_module_names}
 
 
 def test_the_version_is_that_of_the_package(told):
