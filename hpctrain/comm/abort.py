@@ -93,10 +93,9 @@ def at_exit(end: Callable[[], None]) -> Callable[[], None]:
 
 
 def before_finalize(end: Callable[[], None]) -> None:
-    """Calls `end`, which may be given several times, before MPI ends, by whomever."""
-    if end not in _before_finalize:
-        _before_finalize.append(end)
-        at_exit(end)
+    """Calls `end` before MPI ends, by whomever, and after what is given to at_exit later than this."""
+    _before_finalize.append(end)
+    at_exit(end)
 
 
 def finalize() -> None:

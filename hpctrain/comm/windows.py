@@ -36,7 +36,6 @@ class Window:
         if comm.rank == 0:
             _number(self._window)[0] = next(_numbers)
         _open.append(self._opened)
-        abort.before_finalize(free_all)
         self._memory = [weakref.ref(part.base) for part in self.parts]  # that of every view, of a tensor's too
         self.own = self.parts[comm.rank]
         self.own[:] = 0  # by its owner: the pages are near the core that uses them, and taken from here on
@@ -86,3 +85,6 @@ def _number(window) -> np.ndarray:
 def _free(window) -> None:
     window.Unlock_all()
     window.Free()
+
+
+abort.before_finalize(free_all)  # registered before any mesh is there, so that it comes after their close()

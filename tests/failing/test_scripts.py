@@ -204,3 +204,17 @@ def test_arrays_of_several_groups_that_are_still_held_do_not_keep_the_end(script
     """
     result = script(body)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", ""), result
+
+
+def test_memory_that_came_after_the_mesh_goes_with_the_mesh(script):
+    """A first window later than the mesh: where /dev/shm had no room for it at once, say."""
+    body = """
+    import hpctrain.comm.mesh as module
+    join, module.join_node = module.join_node, lambda ring, **how: None
+    mesh = Mesh()
+    module.join_node = join
+    group = mesh.add_group()
+    assert group.ring.node is not None
+    """
+    result = script(body)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", ""), result
