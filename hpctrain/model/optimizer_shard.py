@@ -20,12 +20,14 @@ class OptimizerShard(Buckets):
     """Chunk `rank` of split_evenly(length, size) of each bucket of `gradients`, which may hold part of no parameter.
 
     `weights` is the memory that all parameters lie in, laid out as `gradients.flat`. `parameters` are the owned parts
-    by name, in the order of the buckets; `views` their gradients, in the memory of the whole ones.
+    by name, in the order of the buckets; `views` their gradients, in the memory of the whole ones. `starts`: at which of
+    the whole parameter's numbers the owned part begins.
     """
 
     def __init__(self, gradients: FlatGradients, weights: torch.Tensor, rank: int, size: int):
         self.buckets, self.views = [], {}
         self.parameters: dict[str, nn.Parameter] = {}
+        self.starts: dict[str, int] = {}
         self.weights = list(weights.split([len(bucket.flat) for bucket in gradients.buckets]))  # whole, by bucket
         places, first = gradients.places, 0
         for bucket, memory in zip(gradients.buckets, self.weights):
@@ -36,6 +38,7 @@ class OptimizerShard(Buckets):
             for name, start, stop in owned:
                 self.views[name] = bucket.flat[start:stop]
                 self.parameters[name] = nn.Parameter(memory[start:stop])
+                self.starts[name] = first + start - places[name].start
             first += len(bucket.flat)
 
     def attach(self, names: Iterable[str]) -> None:

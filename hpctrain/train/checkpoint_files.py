@@ -1,0 +1,178 @@
+"""A checkpoint on disk: a folder that is whole or not there, and what is looked at before any of it is used.
+
+    checkpoints/step-000040/manifest.json        what the run was, and where each tensor lies
+    checkpoints/step-000040/rank-0000.safetensors  the tensors that rank 0 wrote
+    checkpoints/latest                           the name of the newest one
+
+Ranks write their files into a folder of a temporary name; when all are on disk rank 0 adds the manifest, with size and
+sha256 of each, and renames the folder. Nothing in it is code: JSON and safetensors only.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.report.summary import write_json
+
+FORMAT = 1
+MANIFEST, LATEST = "manifest.json", "latest"
+NAME = re.compile(r"step-(\d{6,})")
+MOST_BYTES = 256 << 20  # of a manifest
+BLOCK = 1 << 20  # bytes that are hashed at a time
+
+
+class CheckpointError(ValueError):
+    """One line, which names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One of a checkpoint: its name in the folder, its bytes, their sha256 in hexadecimal."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+def name_of(step: int) -> str:
+    """Of the folder of a checkpoint after so many steps."""
+    return f"step-{step:06d}"
+
+
+def write_tensors(folder: Path, name: str, tensors: Mapping[str, Any]) -> File:
+    """Writes contiguous torch tensors as safetensors, on disk when this returns. OSError where there is no room."""
+    from safetensors.torch import save_file
+
+    path = folder / name
+    save_file(dict(tensors), path)
+    _flush(path)
+    return File(name, path.stat().st_size, sha256_of(path))
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def begin(root: Path, step: int) -> Path:
+    """An empty folder to write the checkpoint of `step` into; what an earlier try left there goes."""
+    part = root / f".{name_of(step)}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    return part
+
+
+def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path:
+    """Gives the folder its name when all in it is on disk, and makes it the latest; an older one of that name goes."""
+    root, whole = part.parent, part.parent / part.name.removeprefix(".").removesuffix(".part")
+    listed = [{"name": each.name, "bytes": each.nbytes, "sha256": each.sha256} for each in files]
+    content = {"format": FORMAT, **manifest, "files": listed}
+    write_json(part / MANIFEST, {**content, "sha256": _digest(content)}, indent=None)
+    _flush(part)
+    if whole.exists():
+        shutil.rmtree(whole)
+    part.rename(whole)
+    _flush(root)
+    note_latest(root, whole.name)
+    return whole
+
+
+def note_latest(root: Path, name: str) -> None:
+    temporary = root / f".{LATEST}"
+    temporary.write_text(f"{name}\n", encoding="utf-8")
+    _flush(temporary)
+    temporary.replace(root / LATEST)
+    _flush(root)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Leaves the newest `keep` checkpoints, and no folder that was begun and never sealed."""
+    for old in newest_first(root)[keep:]:
+        hidden = root / f".{old.name}.old"
+        old.rename(hidden)  # so that none is seen half removed
+        shutil.rmtree(hidden)
+    for left in root.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def newest_first(root: Path) -> list[Path]:
+    """Folders that look like checkpoints, by step."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """CheckpointError where there is none, or not one that this version can read."""
+    path = folder / MANIFEST
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise CheckpointError(f"{path}: larger than {MOST_BYTES} bytes, so it is no manifest of hpctrain")
+        manifest = json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}; no whole checkpoint") from None
+    except (UnicodeDecodeError, RecursionError, json.JSONDecodeError):
+        raise CheckpointError(f"{path}: damaged, it is not JSON") from None
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(version) is not int:
+        raise CheckpointError(f"{path}: no checkpoint of hpctrain, it has no format")
+    if version != FORMAT:
+        raise CheckpointError(f"{path}: of format {version}, and this version reads format {FORMAT}")
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise CheckpointError(f"{path}: damaged, its sha256 is not that of what was written")
+    return manifest
+
+
+def files_of(folder: Path, manifest: Mapping[str, Any]) -> list[File]:
+    """What the manifest lists. CheckpointError where that is no list of files in this folder."""
+    path, files = folder / MANIFEST, []
+    listed = manifest.get("files")
+    for each in listed if isinstance(listed, list) else [None]:
+        values = [each.get(key) for key in ("name", "bytes", "sha256")] if isinstance(each, dict) else [None]
+        if [type(value) for value in values] != [str, int, str]:
+            raise CheckpointError(f"{path}: damaged, files: a name, bytes and sha256 are expected of each")
+        if Path(values[0]).name != values[0] or values[0] in ("", ".", ".."):
+            raise CheckpointError(f"{path}: damaged, files: {values[0]!r} is not the name of a file beside it")
+        files.append(File(*values))
+    if len({each.name for each in files}) != len(files):
+        raise CheckpointError(f"{path}: damaged, files: a name is there twice")
+    return files
+
+
+def check_file(folder: Path, file: File) -> None:
+    """CheckpointError where the file is not, byte for byte, what was written."""
+    path = folder / file.name
+    try:
+        nbytes = path.stat().st_size
+        if nbytes != file.nbytes:
+            raise CheckpointError(f"{path}: {nbytes} bytes, and {file.nbytes} were written")
+        if sha256_of(path) != file.sha256:
+            raise CheckpointError(f"{path}: damaged, its sha256 is not that of what was written")
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of what it says, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """What is in a file, or in a folder, is on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,145 @@
+"""What a rank holds of a run, as pieces of a checkpoint, and how it takes its part of one: by global names.
+
+    weights/NAME                 a parameter; the replicas of its stage share out who writes which
+    optimizer/NAME/SLOT          what the optimizer keeps of it: a number for each of its own, or one number
+    buffers/REPLICA/NAME         running statistics and the like, which each replica has its own of
+    tables/NAME/ids, values, ... the rows that exist, by ascending id, with their optimizer's state
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from hpctrain.plan.grid import split_evenly
+from hpctrain.train.checkpoint_files import CheckpointError
+from hpctrain.train.checkpoint_pieces import Piece
+from hpctrain.train.executor import Executor
+from hpctrain.train.lookups import LocalRows
+
+
+class State:
+    """Of this rank, between two steps."""
+
+    def __init__(self, executor: Executor):
+        self.executor, self.update, self.mesh = executor, executor.update, executor.update.mesh
+        self.shard = getattr(self.update, "shard", None)
+        self.parameters = executor.stage.named_parameters()
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this rank writes: no two ranks write the same."""
+        own = set(self._own(self.update.tied.own(self.parameters)))
+        for name, parameter in self.parameters.items():
+            if name in own:
+                yield Piece.whole(f"weights/{name}", parameter.detach())
+        for name, (parameter, start, whole) in self._stepped().items():
+            if self.update.tied.canonical(name) == name and (self.shard is not None or name in own):
+                yield from self._slots(name, parameter, start, whole)
+        for name, buffer in self.executor.stage.named_buffers().items():
+            yield Piece.whole(f"buffers/{self.mesh.replica}/{name}", buffer)
+        yield from self._rows()
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes this rank's part. CheckpointError, and nothing has changed, where a checkpoint is not of this model."""
+        weights = {name: self._weight(tensors, name, each) for name, each in self.parameters.items()}
+        states = {name: self._state(tensors, name, *each) for name, each in self._stepped().items()}
+        buffers = self._buffers(tensors)
+        with torch.no_grad():
+            for name, values in weights.items():
+                self.parameters[name].copy_(values)
+            for name, values in buffers.items():
+                self.executor.stage.named_buffers()[name].copy_(values)
+        for name, (parameter, _, _) in self._stepped().items():
+            if self.executor.optimizer is not None:
+                self.executor.optimizer.state[parameter] = states[name]
+        for name, table in self._tables().items():
+            table.load_state(_rows_of(tensors, name))
+
+    def _own(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that this replica writes: about as many bytes as each of the others."""
+        names = sorted(names)
+        ends, total = [], 0
+        for name in names:
+            total += self.parameters[name].nbytes
+            ends.append(total)
+        share = split_evenly(total, self.mesh.grid.num_replicas)[self.mesh.replica]
+        return [name for name, end in zip(names, ends) if share.start < end <= share.stop or end == 0 == share.start]
+
+    def _stepped(self) -> dict[str, tuple[nn.Parameter, int, torch.Size]]:
+        """What this rank's optimizer steps, by name: where it begins in the whole parameter, and that one's shape."""
+        if self.executor.optimizer is None:
+            return {}
+        if self.shard is not None:
+            return {
+                name: (part, self.shard.starts[name], self.parameters[name].shape)
+                for name, part in self.shard.parameters.items()
+            }
+        return {name: (each, 0, each.shape) for name, each in self.update.gradients.parameters.items()}
+
+    def _slots(self, name: str, parameter: nn.Parameter, start: int, whole: torch.Size) -> Iterator[Piece]:
+        for slot, value in self.executor.optimizer.state.get(parameter, {}).items():
+            key = f"optimizer/{name}/{slot}"
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.dim() == 0 and parameter.dim() != 0:
+                if start == 0:
+                    yield Piece.whole(key, value)
+            else:
+                yield Piece(key, tuple(whole), start, value)
+
+    def _rows(self) -> Iterator[Piece]:
+        """Replicas hold the same rows; the first one writes them."""
+        if self.mesh.replica:
+            return
+        for name, table in self._tables().items():
+            for slot, values in table.state().items():
+                yield Piece.whole(f"tables/{name}/{slot}", values)
+
+    def _tables(self) -> dict:
+        lookups = self.update.lookups
+        return lookups.source.tables if lookups is not None and isinstance(lookups.source, LocalRows) else {}
+
+    def _weight(self, tensors: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter) -> torch.Tensor:
+        key = f"weights/{self.update.tied.canonical(name)}"
+        if key not in tensors:
+            raise CheckpointError(f"the checkpoint has no {key}; is it of another task or other options?")
+        return _fitting(tensors[key], key, parameter)
+
+    def _state(
+        self, tensors: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, start: int, whole: torch.Size
+    ) -> dict[str, torch.Tensor]:
+        """What the optimizer keeps of a parameter, or of a part of it; empty where it has not stepped it yet."""
+        prefix, found = f"optimizer/{self.update.tied.canonical(name)}/", {}
+        for key in tensors:
+            if key.startswith(prefix):
+                value = tensors[key]
+                if tuple(value.shape) == tuple(whole):
+                    flat = value.reshape(-1)[start : start + parameter.numel()]
+                    value = flat.reshape(parameter.shape).clone()
+                elif value.dim():
+                    raise CheckpointError(f"{key} of shape {list(value.shape)} does not fit one of {list(whole)}")
+                found[key.removeprefix(prefix)] = value
+        return found
+
+    def _buffers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Each replica's own, where there are as many; of other numbers those of the first."""
+        found = {}
+        for name, buffer in self.executor.stage.named_buffers().items():
+            key = f"buffers/{self.mesh.replica}/{name}"
+            key = key if key in tensors else f"buffers/0/{name}"
+            if key not in tensors:
+                raise CheckpointError(f"the checkpoint has no {key}; is it of another task or other options?")
+            found[name] = _fitting(tensors[key], key, buffer)
+        return found
+
+
+def _fitting(values: torch.Tensor, key: str, wanted: torch.Tensor) -> torch.Tensor:
+    if (values.dtype, values.shape) != (wanted.dtype, wanted.shape):
+        described = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (values, wanted)]
+        raise CheckpointError(f"{key} is {described[0]}, and this model has {described[1]}")
+    return values
+
+
+def _rows_of(tensors: Mapping[str, torch.Tensor], table: str) -> dict[str, torch.Tensor]:
+    prefix = f"tables/{table}/"
+    return {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
