@@ -20,8 +20,8 @@ class OptimizerShard(Buckets):
     """Chunk `rank` of split_evenly(length, size) of each bucket of `gradients`, which may hold part of no parameter.
 
     `weights` is the memory that all parameters lie in, laid out as `gradients.flat`. `parameters` are the owned parts
-    by name, in the order of the buckets; `views` their gradients, in the memory of the whole ones. `starts`: at which of
-    the whole parameter's numbers the owned part begins.
+    by name, in the order of the buckets; `views` their gradients, in the memory of the whole ones.
+    `starts`: at which of the whole parameter's numbers the owned part begins.
     """
 
     def __init__(self, gradients: FlatGradients, weights: torch.Tensor, rank: int, size: int):

@@ -147,8 +147,11 @@ class EmbeddingTable:
         arrays = {name: torch.from_numpy(self._memory.take(name, slots)) for name in self._memory.arrays}
         return {"ids": self.touched()} | arrays
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Becomes the table that `state` was taken of. The ids must be those of this shard; their order is free."""
+    def prepare_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        """What makes this the table that `state` was taken of, when it is called, and cannot fail.
+
+        The ids must be those of this shard; their order is free. TableError for what cannot be a state of this table.
+        """
         names = {"ids", *self._memory.arrays}
         self._require(state.keys() == names, f"state of {sorted(state)}, not of {sorted(names)}")
         places = self._ids.places(state["ids"])
@@ -160,7 +163,11 @@ class EmbeddingTable:
             self._require(given == wanted, f"state {name} is {given[0]} {given[1]}, not {wanted[0]} {wanted[1]}")
         memory = self._new_memory()
         memory.add(places, arrays)
-        self._memory = memory
+
+        def take() -> None:
+            self._memory = memory
+
+        return take
 
     def _require(self, condition: bool, message: str) -> None:
         if not condition:

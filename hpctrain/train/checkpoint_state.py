@@ -1,12 +1,12 @@
 """What a rank holds of a run, as pieces of a checkpoint, and how it takes its part of one: by global names.
 
-    weights/NAME                 a parameter; the replicas of its stage share out who writes which
-    optimizer/NAME/SLOT          what the optimizer keeps of it: a number for each of its own, or one number
-    buffers/REPLICA/NAME         running statistics and the like, which each replica has its own of
-    tables/NAME/ids, values, ... the rows that exist, by ascending id, with their optimizer's state
+weights/NAME                 a parameter; the replicas of its stage share out who writes which
+optimizer/NAME/SLOT          what the optimizer keeps of it: a number for each of its own, or one number
+buffers/REPLICA/NAME         running statistics and the like, which each replica has its own of
+tables/NAME/ids, values, ... the rows that exist, by ascending id, with their optimizer's state
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -39,21 +39,30 @@ class State:
             yield Piece.whole(f"buffers/{self.mesh.replica}/{name}", buffer)
         yield from self._rows()
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes this rank's part. CheckpointError, and nothing has changed, where a checkpoint is not of this model."""
+    def names(self) -> set[str]:
+        """Keys of the weights that this rank holds."""
+        return {f"weights/{self.update.tied.canonical(name)}" for name in self.parameters}
+
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        """What takes this rank's part over when it is called, and cannot fail. CheckpointError where it is not there,
+        or of another model.
+        """
         weights = {name: self._weight(tensors, name, each) for name, each in self.parameters.items()}
         states = {name: self._state(tensors, name, *each) for name, each in self._stepped().items()}
         buffers = self._buffers(tensors)
-        with torch.no_grad():
-            for name, values in weights.items():
-                self.parameters[name].copy_(values)
-            for name, values in buffers.items():
-                self.executor.stage.named_buffers()[name].copy_(values)
-        for name, (parameter, _, _) in self._stepped().items():
-            if self.executor.optimizer is not None:
+        tables = [table.prepare_state(_rows_of(tensors, name)) for name, table in self._tables().items()]
+
+        def take() -> None:
+            here = {**self.parameters, **self.executor.stage.named_buffers()}
+            with torch.no_grad():
+                for name, values in (weights | buffers).items():
+                    here[name].copy_(values)
+            for name, (parameter, _, _) in self._stepped().items():
                 self.executor.optimizer.state[parameter] = states[name]
-        for name, table in self._tables().items():
-            table.load_state(_rows_of(tensors, name))
+            for each in tables:
+                each()
+
+        return take
 
     def _own(self, names: Iterable[str]) -> list[str]:
         """Those of the names that this replica writes: about as many bytes as each of the others."""

@@ -83,7 +83,7 @@ def test_bias_correction_after_very_many_steps_is_none():
     items = table("adam", torch.float64, 0.0)
     state = {key: value.clone() for key, value in _stepped(items).items()}
     state["steps"][:] = 10**6
-    items.load_state(state)
+    items.prepare_state(state)()
     parameter, optimizer = plain("adam", items.rows([0])[0], 0.0)
     optimizer.state[parameter] = {"step": torch.tensor(1e6), "exp_avg": state["exp_avg"][0].clone()}
     optimizer.state[parameter]["exp_avg_sq"] = state["exp_avg_sq"][0].clone()

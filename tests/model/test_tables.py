@@ -278,7 +278,7 @@ def test_a_table_goes_on_from_its_state_as_if_never_stopped(name):
     other.push([0, 1], ones(2), lr=0.1)
     state = one.state()
     shuffled = {key: value[[2, 0, 1]] for key, value in state.items()}
-    other.load_state(shuffled)
+    other.prepare_state(shuffled)()
     assert same(other.state(), state)
     for each in (one, other):
         each.push([2, 9], ones(2), lr=0.2)
@@ -300,7 +300,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     ]
     for state in wrong:
         with pytest.raises(TableError):
-            items.load_state(state)
+            items.prepare_state(state)()
         assert same(items.state(), before)
 
 

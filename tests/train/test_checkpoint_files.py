@@ -99,7 +99,11 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     place, kind = rng.randrange(len(content)), rng.randrange(4)
     if kind == 0:
         return content[:place]
-    middle = [b"", bytes([content[place] ^ rng.randrange(1, 256)]), bytes([rng.randrange(256)]) + content[place : place + 1]]
+    middle = [
+        b"",
+        bytes([content[place] ^ rng.randrange(1, 256)]),
+        bytes([rng.randrange(256)]) + content[place : place + 1],
+    ]
     return content[:place] + middle[kind - 1] + content[place + 1 :]
 
 
