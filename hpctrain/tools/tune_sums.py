@@ -3,6 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from hpctrain.comm.allreduce import all_reduce
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.doubling import Doubling
 from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.ring import Ring
 from hpctrain.plan.allreduce import Constants
 from hpctrain.plan.fit import measured_constants
 
@@ -24,15 +27,18 @@ def measured_sums(mesh: Mesh, sizes: Sequence[int], rounds: int) -> Table:
     """Over the replicas: medians, over so many rounds, of what the rank that took longest needed. Collective.
 
     `windows` are of arrays in memory that the ranks of a node share, `staged` and all others of arrays that lie
-    elsewhere. What these ranks cannot use is left out.
+    elsewhere. What the ranks of one stage cannot use is left out for all.
     """
     memory = mesh.data.allocate(max(sizes)), allocate(max(sizes))
     for each in memory:
         each[:] = 0  # sums of zeros neither grow nor round
     table: Table = {}
+    names: list[str] = []
     for nbytes in sizes:
         window, elsewhere = (each[:nbytes].view(np.float32) for each in memory)
-        operations = operations_of(mesh, window, elsewhere)
+        ways = ways_of(mesh.data.ring, window, elsewhere)
+        names = names or common(mesh.world.all_gather_json(list(ways)))
+        operations = {name: ways[name]() for name in names}
         for name, seconds in rounds_of(mesh, {name: each.run for name, each in operations.items()}, rounds).items():
             table.setdefault(name, {})[nbytes] = seconds
         for each in operations.values():
@@ -40,19 +46,27 @@ def measured_sums(mesh: Mesh, sizes: Sequence[int], rounds: int) -> Table:
     return table
 
 
-def operations_of(mesh: Mesh, window: np.ndarray, elsewhere: np.ndarray) -> dict:
-    """By name, the sums of these arrays over the replicas, not begun."""
-    ring = mesh.data.ring
+def ways_of(ring: Ring, window: np.ndarray, elsewhere: np.ndarray) -> dict[str, Callable]:
+    """By name, what prepares a sum of these arrays over the ring; the same on all its ranks, not on other stages."""
     node, name = ring.node, "tune"
-    found = {RING: ring.all_reduce(elsewhere, name), DOUBLING: Doubling(ring, elsewhere, name)}
+    found = {
+        RING: partial(ring.all_reduce, elsewhere, name),
+        DOUBLING: partial(Doubling, ring, elsewhere, name),
+    }
     if node is None:
         return found
     if node.locate(window) is not None:
-        found[WINDOWS] = all_reduce(ring, window, name, "windows")
-    found[STAGED] = all_reduce(ring, elsewhere, name, "windows")
+        found[WINDOWS] = partial(all_reduce, ring, window, name, "windows")
+    found[STAGED] = partial(all_reduce, ring, elsewhere, name, "windows")
     if node.across is not None:
-        found |= zip(BETWEEN, (node.across.all_reduce(elsewhere, name), Doubling(node.across, elsewhere, name)))
+        by_messages = partial(node.across.all_reduce, elsewhere, name), partial(Doubling, node.across, elsewhere, name)
+        found |= zip(BETWEEN, by_messages)
     return found
+
+
+def common(names: list[list[str]]) -> list[str]:
+    """Of the names of each rank those that all have."""
+    return [name for name in names[0] if all(name in each for each in names)]
 
 
 def rounds_of(mesh: Mesh, calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
@@ -92,10 +106,14 @@ def _once(mesh: Mesh, calls: dict[str, Callable[[], None]]) -> float:
 
 
 def constants_from(table: Table, mesh: Mesh) -> Constants:
-    """By the times that `measured_sums` gave on this mesh."""
+    """By the times that `measured_sums` gave on this mesh: as rank 0 finds them, whose stage has its own nodes.
+
+    Collective.
+    """
     ring = mesh.data.ring
     between = None
     if BETWEEN[0] in table:
         between = table[BETWEEN[0]], table[BETWEEN[1]], ring.node.across.size
     staged = table.get(STAGED)
-    return measured_constants(table[RING], table[DOUBLING], ring.size, staged, between, ring.spans_nodes)
+    found = measured_constants(table[RING], table[DOUBLING], ring.size, staged, between, ring.spans_nodes)
+    return Constants(**mesh.world.broadcast_json(asdict(found)))

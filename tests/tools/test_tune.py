@@ -11,6 +11,7 @@ import torch
 
 from hpctrain import Mesh
 from hpctrain.comm import nodes
+from hpctrain.comm.node import Node
 from hpctrain.comm.tuning import place_of, read_tuning
 from hpctrain.plan.allreduce import BUILT_IN
 from hpctrain.plan.fit import best_bucket
@@ -176,6 +177,27 @@ def test_stages_sum_up_over_their_replicas(comm, monkeypatch, shared_tmp_path):
     assert tune.run(["--out", str(out), *SMALL, *task], comm) == 0
     values = json.loads(out.read_text())
     assert values["ranks"] == comm.size // 2 and len(values["steps"]) == 2
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("which", ["nodes", "room"])
+def test_where_stages_lie_unlike_what_all_can_use_is_measured(comm, monkeypatch, shared_tmp_path, which):
+    """One stage on one node and the other on two; shared memory for the arrays of one stage alone."""
+    if comm.size % 2:
+        pytest.skip("two stages")
+    first = comm.rank < comm.size // 2
+    if which == "nodes":
+        monkeypatch.setattr(nodes, "name_of_node", lambda: comm.rank if first else -1)
+    elif first:
+        monkeypatch.setattr(Node, "allocate", lambda self, nbytes: self.ring.agree("allocate") and None)
+    monkeypatch.setattr(tune_buckets, "CANDIDATES", (1 << 20,))
+    out = shared_tmp_path / "tuning.json"
+    task = ["--task", f"{TOYS}:Deep", "--stages", "2", "--batch-size", "16", "--threads", "1"]
+    assert tune.run(["--out", str(out), *SMALL, *task], comm) == 0
+    values = json.loads(out.read_text())
+    names = MESSAGES if which == "nodes" else [*MESSAGES, "staged"]
+    assert [list(row) for row in values["times"]] == [["bytes", *names]] * 3
+    assert values["nodes"] == (comm.size // 2 if which == "nodes" else 1)
 
 
 @pytest.mark.mpi(min_size=2)
