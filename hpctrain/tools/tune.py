@@ -16,17 +16,14 @@ from typing import Any
 
 from hpctrain import __version__
 from hpctrain.config import Config, Parser, UsageError, parse
+from hpctrain.config import parser as train_parser
 from hpctrain.plan.allreduce import LARGEST_MESSAGE, Constants
 from hpctrain.plan.fit import best_bucket
 from hpctrain.plan.tuning import FORMAT, Tuning
 from hpctrain.report.summary import counted
 
 FACTOR = 4  # from one size to the next
-REFUSED = {
-    "bucket_bytes": "is what is measured here; leave it out",
-    "tuning": "is what is measured here; leave it out",
-    "servers": "gradients go to the servers; leave it out",
-}
+MEASURED = ("bucket_bytes", "tuning")  # of the settings
 
 
 def parser() -> Parser:
@@ -108,11 +105,16 @@ def _config(argv: list[str], num_ranks: int) -> Config:
     from hpctrain.train.command import lengths, prepared_task
     from hpctrain.train.layout import grid_of, settled
 
-    config, given = parse(argv)
-    for name, why in REFUSED.items():
-        if name in given:
-            raise UsageError(f"--{name.replace('_', '-')}: {why}")
-    config = settled(replace(config, tuning=None, loader_workers=0), num_ranks)
+    flags = train_parser().parse(argv)
+    for name in MEASURED:
+        if name in flags:
+            raise UsageError(f"--{name.replace('_', '-')}: is what is measured here; leave it out")
+    config, _ = parse(argv)
+    if config.servers:
+        raise UsageError("--servers: gradients go to the servers; leave it out")
+    # what a --config says of what is measured was of a run before
+    config = replace(config, tuning=None, bucket_bytes=Config.bucket_bytes, loader_workers=0)
+    config = settled(config, num_ranks)
     if grid_of(config, num_ranks).num_replicas < 2:
         raise UsageError(f"--stages {config.stages}: on {num_ranks} ranks nothing is summed up; leave two replicas")
     try:
