@@ -35,8 +35,8 @@ class Mesh:
 
     `stages` cuts a model into so many groups of layers, the ranks that are left over are replicas; `grid` says the same
     and which ranks are consecutive. `progress` of somebody whose messages are to move on together with these. `tuning`:
-    a file that `tune` wrote on ranks like these, which rank 0 reads. Raises ValueError where MPI cannot be started, the
-    ranks do not divide, or the file cannot be used.
+    a file that `tune` wrote on ranks like these, which rank 0 reads; give it on all ranks, or on none. Raises
+    ValueError where MPI cannot be started, the ranks do not divide, or the file cannot be used.
     """
 
     def __init__(

@@ -5,6 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from hpctrain.comm.environment import library_name
 from hpctrain.comm.group import Group
 from hpctrain.comm.ring import Ring
@@ -25,12 +27,17 @@ def read_tuning(path: str | os.PathLike, name: str = "tuning") -> Tuning:
 
 
 def shared_tuning(group: Group, tuning: Tuning | str | os.PathLike | None) -> Tuning:
-    """A tuning, the file of one, which rank 0 reads, or None: what is built in; the same on all ranks.
+    """A tuning, the file of one, which rank 0 reads, or None: what is built in; rank 0's on all ranks.
 
-    ValueError on all ranks for a file that cannot be used. Collective where it is a file.
+    ValueError on all ranks for a file that cannot be used, or where some give one and others None. Collective.
     """
-    if tuning is None or isinstance(tuning, Tuning):
-        return tuning or Tuning()
+    given = np.array([tuning is not None], np.int32)
+    if group.size > 1:
+        group.ring.one_shot(given, "tuning").start().wait()
+    if given[0] == 0:
+        return Tuning()
+    if given[0] < group.size:
+        raise ValueError(f"tuning: {given[0]} of {group.size} ranks give one; give it on all ranks, or on none")
     told = group.broadcast_json(_told(tuning) if group.rank == 0 else None)
     if isinstance(told, str):
         raise ValueError(told)
@@ -55,10 +62,10 @@ def note_other_place(tuning: Tuning, ring: Ring) -> None:
         )
 
 
-def _told(path: str | os.PathLike) -> dict | str:
+def _told(tuning: Tuning | str | os.PathLike) -> dict | str:
     try:
-        return asdict(read_tuning(path))
-    except ValueError as error:
+        return asdict(tuning if isinstance(tuning, Tuning) else read_tuning(tuning))
+    except (ValueError, TypeError) as error:  # TypeError: no file's name at all
         return str(error)
 
 

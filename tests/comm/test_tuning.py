@@ -50,6 +50,28 @@ def test_a_file_that_cannot_be_used_is_refused_on_all_ranks(comm, write, peers):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("giver", ["the first", "the last", "all but the first"])
+@pytest.mark.parametrize("kind", ["file", "values"])
+def test_a_tuning_on_some_ranks_only_is_told_to_all(comm, write, giver, kind):
+    path = write()
+    gives = {"the first": comm.rank == 0, "the last": comm.rank == comm.size - 1, "all but the first": comm.rank > 0}
+    tuning = path if kind == "file" else Tuning()
+    number = comm.size - 1 if giver == "all but the first" else 1
+    with pytest.raises(ValueError, match=f"^tuning: {number} of {comm.size} ranks give one; give it on all ranks, or"):
+        Mesh(comm, tuning=tuning if gives[giver] else None)
+    with Mesh(comm) as mesh:
+        mesh.barrier()
+
+
+@pytest.mark.mpi
+def test_values_are_those_of_rank_0(comm):
+    with Mesh(comm, tuning=Tuning(DOUBLES if comm.rank == 0 else RINGS, 64 + comm.rank)) as mesh:
+        assert mesh.tuning == Tuning(DOUBLES, 64) and mesh.data.ring.constants == DOUBLES
+    with pytest.raises(ValueError, match="not int"):
+        Mesh(comm, tuning=5)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_file_of_another_place_is_taken_with_one_line(comm, write, capsys):
     with Mesh(comm) as mesh:
         here = place_of(mesh.data.ring)
