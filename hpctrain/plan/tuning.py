@@ -55,8 +55,11 @@ class Place:
     mpi: str
 
     def __str__(self) -> str:
-        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
-        return f"{self.ranks} rank{'s' * (self.ranks != 1)} on {nodes} with {self.mpi}"
+        ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        if self.nodes == 1:
+            return f"{ranks} on 1 node with {self.mpi}"
+        each = "unequally many" if self.ranks_per_node is None else self.ranks_per_node
+        return f"{ranks} on {self.nodes} nodes, {each} on each, with {self.mpi}"
 
 
 @dataclass(frozen=True)

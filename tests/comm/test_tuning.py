@@ -81,11 +81,22 @@ def test_a_file_of_another_place_is_taken_with_one_line(comm, write, capsys):
         told = capsys.readouterr().err.splitlines()
     assert len(told) == (comm.rank == 0)
     if told:
-        assert told[0].startswith(f"note: the tuning was measured on 1000 ranks on 10 nodes with {here.mpi}, and here")
+        there = f"1000 ranks on 10 nodes, 100 on each, with {here.mpi}"
+        assert told[0].startswith(f"note: the tuning was measured on {there}, and here sums go over {here}; other")
     with Mesh(comm, tuning=write(**{**vars(here), "mpi": "Another MPI"})):
         assert ("with Another MPI, and here" in capsys.readouterr().err) == (comm.rank == 0)
     with Mesh(comm, tuning=write(**vars(here))):
         assert capsys.readouterr().err == ""
+
+
+@pytest.mark.mpi(min_size=3)
+def test_nodes_with_unequally_many_ranks_are_told_from_others(comm, write, capsys, monkeypatch):
+    monkeypatch.setattr(nodes, "name_of_node", lambda: comm.rank == 0)
+    with Mesh(comm, tuning=write(mpi="MPI")):
+        told = capsys.readouterr().err
+    if comm.rank == 0:
+        assert "measured on 4 ranks on 2 nodes, 2 on each, with MPI, and here" in told
+        assert f"over {comm.size} ranks on 2 nodes, unequally many on each, with " in told
 
 
 @pytest.mark.mpi(min_size=2)

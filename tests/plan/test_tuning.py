@@ -54,6 +54,17 @@ def test_nodes_may_hold_unequally_many_ranks():
     assert parse(json.dumps({**WHOLE, "ranks": 5, "ranks_per_node": None})).place.ranks_per_node is None
 
 
+def test_places_that_differ_are_told_in_different_words():
+    places = (4, 1, 4), (4, 2, 2), (4, 2, None), (4, 4, 1), (1, 1, 1)
+    assert [str(Place(*each, "M")) for each in places] == [
+        "4 ranks on 1 node with M",
+        "4 ranks on 2 nodes, 2 on each, with M",
+        "4 ranks on 2 nodes, unequally many on each, with M",
+        "4 ranks on 4 nodes, 1 on each, with M",
+        "1 rank on 1 node with M",
+    ]
+
+
 @pytest.mark.parametrize(
     "change, what",
     [
