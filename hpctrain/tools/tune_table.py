@@ -42,5 +42,5 @@ def step_lines(steps: dict[int, float]) -> list[str]:
     lines = ["", f"{'bucket bytes':>12}  {'step ms':>10}"]
     lines += [f"{size:>12}  {1e3 * seconds:>10.2f}" for size, seconds in steps.items()]
     if len(steps) == 1:
-        return [*lines, "all gradients fit in one bucket: no size is better than another, and none is written"]
+        return [*lines, "this size alone, as all gradients fit in it or there is no room for another: none is written"]
     return [*lines, f"bucket bytes to take: {best_bucket(steps)}, the largest of those within 2 % of the fastest"]

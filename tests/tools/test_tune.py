@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpctrain import Mesh
-from hpctrain.comm import nodes
+from hpctrain.comm import nodes, shared_memory
 from hpctrain.comm.node import Node
 from hpctrain.comm.tuning import place_of, read_tuning
 from hpctrain.plan.allreduce import BUILT_IN
@@ -189,3 +189,34 @@ def test_standard_output_gets_the_file_alone(comm, shared_tmp_path, capsys):
     else:
         (shared_tmp_path / "tuning.json").write_text(told.out)
         assert read_tuning(shared_tmp_path / "tuning.json").place.ranks == comm.size and "doubling ms" in told.err
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "allreduce, full_at",
+    [("auto", 1), ("auto", 2.5), ("windows", 2)],
+    ids=["before the second mesh", "in the third mesh", "where auto is no way out"],
+)
+def test_sizes_end_where_shared_memory_is_full(comm, monkeypatch, shared_tmp_path, capsys, allreduce, full_at):
+    """What no longer fits would be summed up another way than in a run with that size."""
+    from hpctrain.train import build
+
+    monkeypatch.setattr(tune_buckets, "CANDIDATES", (64, 128, 256, 1 << 20))
+    free, built, build_executor = shared_memory.shared_memory_free, [], build.build_executor
+
+    def built_in_turn(*arguments):
+        built.append(0.5)
+        executor = build_executor(*arguments)
+        built.append(0.5)
+        return executor
+
+    monkeypatch.setattr(build, "build_executor", built_in_turn)
+    monkeypatch.setattr(shared_memory, "shared_memory_free", lambda: 0 if sum(built) >= full_at else free())
+    out = shared_tmp_path / "tuning.json"
+    task = ["--task", f"{TOYS}:Masked", "--batch-size", "8", "--threads", "1", "--allreduce", allreduce]
+    assert tune.run(["--out", str(out), *SMALL, *task], comm) == 0
+    values, sizes = json.loads(out.read_text()), [64, 128][: int(full_at)]
+    assert [row["bucket_bytes"] for row in values["steps"]] == sizes
+    assert values.get("bucket_bytes") in (sizes if len(sizes) > 1 else [None])
+    told = f"so buckets of {64 << len(sizes)} bytes and more are not measured\n"
+    assert (told in capsys.readouterr().err) == (comm.rank == 0)

@@ -31,5 +31,5 @@ def test_the_table_shows_what_either_constants_take():
 
 
 def test_one_size_of_buckets_is_no_choice():
-    assert step_lines({64: 0.5})[-1].startswith("all gradients fit in one bucket")
+    assert step_lines({64: 0.5})[-1].startswith("this size alone, as all gradients fit in it")
     assert step_lines({64: 0.5, 256: 0.5})[-1].startswith("bucket bytes to take: 256, the largest of those within")
