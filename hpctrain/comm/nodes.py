@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.comm import windows
 from hpctrain.comm.buffer import allocate
 from hpctrain.comm.node import STAGE_BYTES, Node
 from hpctrain.comm.ring import Ring
@@ -32,6 +33,8 @@ def join_node(ring: Ring, stage_bytes: int = STAGE_BYTES, num_rings: int = 1) ->
     number = next(number for number, node in enumerate(nodes) if ring.rank in node)
     comm, across = _split(ring, nodes, number) if ring.spans_nodes else (ring.comm, None)
     ring.node = _built(ring, comm, nodes[number], across, stage_bytes, num_rings)
+    if ring.node is None and across is not None:
+        across.close()
     # before anybody writes there, owners have cleared it; nobody hears here of what others call next
     ring.progress.wait(ring.comm.Ibarrier().Test)
 
@@ -48,14 +51,17 @@ def _built(ring: Ring, *arguments) -> Node | None:
     """None on all ranks where MPI gives one of them no shared memory."""
     from mpi4py import MPI
 
-    node, failed = None, np.zeros(1, np.int32)
+    node, failed, before = None, np.zeros(1, np.int32), windows.num_open()
     try:
         node = Node(ring, *arguments)
     except MPI.Exception as error:
         failed[0] = 1
         print(f"hpctrain: rank {ring.rank}: MPI gives no shared memory, sums are slower: {error}", file=sys.stderr)
     ring.one_shot(failed, "shared memory").start().wait()
-    return None if failed[0] else node
+    if not failed[0]:
+        return node
+    windows.forget(before)
+    return None
 
 
 def allocate_shared(ring: Ring, nbytes: int) -> np.ndarray:

@@ -60,6 +60,16 @@ class Window:
         _free(self._window)
 
 
+def num_open() -> int:
+    """How many windows this rank has."""
+    return len(_open)
+
+
+def forget(since: int) -> None:
+    """Leaves what was made since there were so many to MPI: where another rank has none of it, to free it is a hang."""
+    del _open[since:]
+
+
 def free_all() -> None:
     """Gives back what is still there, held or not, at the program's end. Collective over all that made windows.
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpctrain import AllReduce, Mesh
-from hpctrain.comm import nodes, shared_memory
+from hpctrain.comm import nodes, shared_memory, windows
 from hpctrain.comm.allreduce import all_reduce
 from hpctrain.comm.node import FLAT_BYTES, Node
 from hpctrain.comm.node_sum import NodeSum
@@ -217,14 +217,14 @@ def test_memory_that_nobody_looks_at_is_given_back(comm, peers):
     array = AllReduce(mesh).empty(5000)
     operation = AllReduce(mesh).prepare(array, "kept")  # which alone keeps no memory
     operation.start().wait()
-    windows = list(mesh.data.ring.node.windows)
+    made = list(mesh.data.ring.node.windows)
     del array
     gc.collect()
     mesh.close()
     with pytest.raises(RuntimeError, match="the ring is closed"):
         operation.start()
-    assert [window.is_held for window in windows] == [False, False]
-    assert [bool(window._window) for window in windows] == [False, False]
+    assert [window.is_held for window in made] == [False, False]
+    assert [bool(window._window) for window in made] == [False, False]
 
 
 def test_without_room_in_shared_memory_sums_go_by_messages(comm, peers, monkeypatch, capfd):
@@ -243,6 +243,38 @@ def test_without_room_in_shared_memory_sums_go_by_messages(comm, peers, monkeypa
             AllReduce(mesh, algorithm="windows")
     told = peers.everybody(capfd.readouterr().err)
     assert told[0].count("MiB free") == 1 and "--shm-size=1g" in told[0] and not any(told[1:])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("has_window", [False, True], ids=["without a window", "with one"])
+def test_where_mpi_fails_on_one_rank_no_rank_waits_for_its_window(
+    comm, monkeypatch, peers, capfd, num_nodes, has_window
+):
+    """At the program's end those that have one would wait for the rank that has none, and for ever."""
+    from mpi4py import MPI
+
+    if comm.size % num_nodes or comm.size == num_nodes:
+        pytest.skip("equally many ranks on each node, two at least")
+    before, made = list(windows._open), []
+
+    def built(*arguments):
+        made.append(Node(*arguments))
+        if comm.rank > 0:
+            return made[0]
+        if not has_window:
+            windows._open.pop()
+        raise MPI.Exception(MPI.ERR_NO_MEM)
+
+    monkeypatch.setattr(nodes, "Node", built)
+    built.bytes_needed = Node.bytes_needed
+    monkeypatch.setattr(nodes, "name_of_node", lambda: comm.rank % num_nodes)
+    with Mesh(comm) as mesh:
+        assert mesh.data.ring.node is None
+        assert all(peers.everybody(windows._open == before))
+        assert (AllReduce(mesh)(np.ones(5)) == comm.size).all()
+    told = peers.everybody(capfd.readouterr().err)
+    assert "rank 0: MPI gives no shared memory" in told[0] and not any(told[1:])
+    windows._free(made[0].windows[0]._window)  # which all have here
 
 
 def test_nodes_of_unequal_numbers_of_ranks_go_by_messages(comm, monkeypatch):
