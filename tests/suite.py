@@ -60,7 +60,7 @@ PARTS = (
     Part("train", 4, 600, ("tests/train", "tests/model", "tests/tools")),
     Part("train", 8, 600, WITH_EIGHT, ("-k", BY_EIGHT)),
     Part("failing", 0, 600, ("tests/failing",)),
-    Part("cli", 0, 600, ("tests/cli", "tests/benchmarks")),
+    Part("cli", 0, 900, ("tests/cli", "tests/benchmarks")),
 )
 APART = (Part("hosts", 0, 600, ("tests/hosts",)),)  # where it is asked for by name: needs root and Linux
 ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
