@@ -47,10 +47,12 @@ class BucketExchange:
         """For what is under way."""
         self._calls[self._number][1].wait()
 
-    def advance(self) -> None:
-        """Waits for what is under way, and begins what comes next. Collective, in the same order on all ranks."""
-        self.wait()
+    def advance(self) -> bool:
+        """Begins what comes next where what was under way is there. In the same order of exchanges on all ranks."""
+        if not self._calls[self._number][1].poll():
+            return False
         self._go_on()
+        return True
 
     def settle(self, applied: bool) -> None:
         """What was not sent is kept for the next step; not `applied`: what was kept for this one."""
@@ -101,18 +103,39 @@ class FeedbackReduction:
             parts = {name: Part(place, gradients.views[name].shape) for name, place in places.items()}
             self.collectives.append(BucketExchange(number, bucket, ring, algorithm, compressor, parts))
         self._times = [Times() for _ in self._buckets]
+        self._progress = ring.progress
+        self._next: list[BucketExchange] = []  # those of a round that are still to advance
 
     def start(self, number: int) -> None:
         self.collectives[number].start()
 
+    def go_on(self) -> None:
+        """All are started: they move on whatever this rank waits for, be it the sums of another model."""
+        self._progress.add(self)
+
+    def poll(self) -> bool:
+        """Goes through all buckets, round by round, so that all ranks begin the same collectives in the same order."""
+        while self._next or not self._is_over():
+            self._next = self._next or [each for each in self.collectives if not each.done]
+            if not self._next[0].advance():
+                return False
+            del self._next[0]
+        return True
+
     def wait(self) -> None:
-        """Goes through all buckets, step by step, so that all ranks begin the same collectives in the same order."""
         waited_from = time.perf_counter()
-        while under_way := [each for each in self.collectives if not each.done]:
-            for each in under_way:
-                each.advance()
+        self.go_on()
+        self._progress.wait(self.poll)
         for each, times in zip(self.collectives, self._times):
             times.note(each.began, each.seconds, waited_from)
+
+    def forget(self) -> None:
+        """Nobody waits for them any more."""
+        self._next = []
+        self._progress.remove(self)
+
+    def _is_over(self) -> bool:
+        return all(each.done for each in self.collectives)
 
     def settle(self, applied: bool) -> None:
         """The step was made; or it was skipped, as every rank knows, and what was kept stays. A sum that is not finite

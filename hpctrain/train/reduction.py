@@ -53,6 +53,12 @@ class Reduction:
     def start(self, number: int) -> None:
         self.collectives[number].start()
 
+    def go_on(self) -> None:
+        """All are started, and each moves on by itself."""
+
+    def forget(self) -> None:
+        """Nobody waits for them any more."""
+
     def wait(self) -> None:
         waited_from = time.perf_counter()
         for collective, times in zip(self.collectives, self._times):

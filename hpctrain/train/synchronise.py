@@ -75,6 +75,7 @@ class GlobalGradients:
             if parameter.grad is not None:
                 self._flat.adopt(name)
         self._flat.flush()
+        self._sums.go_on()
         self._used[:] = [parameter.grad is not None for parameter in self.parameters.values()]
         self._agreement.start()
         self._meeting.expect(self._name)
@@ -106,6 +107,7 @@ class GlobalGradients:
     def forget(self) -> None:
         """The backward that began did not end: an exception came between. What moves already is waited for."""
         self._flat.disarm()
+        self._sums.forget()
         self._meeting.forget(self._name)
         for collective in (*self._sums.collectives, self._agreement):
             if not collective.done:
