@@ -93,6 +93,6 @@ class PowerBucket:
 
     def settle(self, applied: bool) -> None:
         """Q goes on from here, or begins the next step as it began this one."""
-        if applied:
-            for each in self._matrices:
+        for each in self._matrices:
+            if applied and each.right.any():  # of a sum of zeros nothing is learnt
                 each.start, each.right = each.right, each.start

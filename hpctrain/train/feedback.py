@@ -2,12 +2,12 @@
 
 Each bucket goes through the exchange of its compressor (model/compressors.py). What a rank did not send it adds to its
 next gradient, in the unit of gradients as they travel: sums over items in a run, so where updates have unequal numbers
-of items, what is left of one weighs in the next as many as it was of. What is sent of a parameter that no rank used in
-a step is lost, as it is not stepped.
+of items, what is left of one weighs in the next as many as it was of. Of a parameter that no rank used in a step
+everything stays kept, as it is not stepped.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -32,6 +32,7 @@ class BucketExchange:
         self._name, self._flat, self._ring, self._algorithm = f"gradients {number}", bucket.flat, ring, algorithm
         self._compressor = compressor.bucket(number, bucket.flat, parts, ring.rank, ring.size)
         self.kept, self._left = torch.zeros_like(bucket.flat), torch.zeros_like(bucket.flat)
+        self._places = {name: part.place for name, part in parts.items()}
         self._calls: list[tuple[torch.Tensor, Call]] = []
         self.done, self.is_finite, self.divisor = True, True, 1.0
         self.began = self.seconds = 0.0
@@ -54,9 +55,15 @@ class BucketExchange:
         self._go_on()
         return True
 
-    def settle(self, applied: bool) -> None:
-        """What was not sent is kept for the next step; not `applied`: what was kept for this one."""
+    def settle(self, applied: bool, used: Collection[str]) -> None:
+        """What was not sent is kept for the next step; not `applied`: what was kept for this one.
+
+        So it is of the parameters that are not among those `used`.
+        """
         if applied:
+            for name, place in self._places.items():
+                if name not in used:
+                    self._left[place] = self.kept[place]
             self.kept, self._left = self._left, self.kept
         self._compressor.settle(applied)
 
@@ -137,12 +144,12 @@ class FeedbackReduction:
     def _is_over(self) -> bool:
         return all(each.done for each in self.collectives)
 
-    def settle(self, applied: bool) -> None:
+    def settle(self, applied: bool, used: Collection[str]) -> None:
         """The step was made; or it was skipped, as every rank knows, and what was kept stays. A sum that is not finite
-        cannot have been applied."""
+        cannot have been applied. `used`: parameters that any rank used, and that are stepped therefore."""
         applied = applied and all(each.is_finite for each in self.collectives)
         for each in self.collectives:
-            each.settle(applied)
+            each.settle(applied, used)
 
     def figures(self) -> list[dict]:
         """For each bucket."""

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections import deque
+from collections.abc import Collection
 
 from hpctrain.comm.allreduce import all_reduce
 from hpctrain.comm.ring import Ring
@@ -65,7 +66,7 @@ class Reduction:
             collective.wait()
             times.note(collective.began, collective.seconds, waited_from)
 
-    def settle(self, applied: bool) -> None:
+    def settle(self, applied: bool, used: Collection[str]) -> None:
         """Sums are whole, so nothing of a step is kept for the next."""
 
     def figures(self) -> list[dict]:

@@ -55,7 +55,7 @@ class ShardedReduction:
             gathering.wait()
             times.note(reducing.began, reducing.seconds, self._waited_from, gathering.seconds)
 
-    def settle(self, applied: bool) -> None:
+    def settle(self, applied: bool, used: Collection[str]) -> None:
         """Sums are whole, so nothing of a step is kept for the next."""
 
     def figures(self) -> list[dict]:

@@ -84,11 +84,11 @@ class GlobalGradients:
         """Waits until the gradients are global. None where no rank has one. Collective."""
         self._meeting.start()
         self._sums.wait()
-        self._sums.settle(True)
         self._agreement.wait()
         self._meeting.wait()
         self._flat.disarm()
         self._global = {name for name, uses in zip(self.parameters, self._used) if uses}
+        self._sums.settle(True, self._global)
         self._flat.attach(self._global)
 
     def shadow(self, num_active: int) -> None:

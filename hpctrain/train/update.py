@@ -5,7 +5,7 @@ happens at STEP: ragged batches, masks, schedules and layouts all give the gradi
 global batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -183,7 +183,7 @@ class Update:
     def _step(self, action: Action) -> None:
         agreed = self._agreement
         fault = agreed.fault()
-        self.reduction.settle(fault is None and agreed.items > 0)
+        self.reduction.settle(fault is None and agreed.items > 0, self._names_of(agreed.touched()))
         if fault is not None:
             self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}")
             if self.on_nan == "stop":
@@ -201,7 +201,7 @@ class Update:
         if not touched:
             raise AgreedError(f"step {self.step_number + 1}: the loss depends on no parameter; is it detached?")
         self.stepped.scale(1.0 / items)
-        self.stepped.attach({name for name in self.stepped.parameters if self.tied.canonical(name) in touched})
+        self.stepped.attach(self._names_of(touched))
         scale = 1.0 / items
         if self._needs_norm:
             norm = self.result.gradient_norm = self._agreement.norm / items
@@ -211,6 +211,10 @@ class Update:
         self.change(self.step_number)
         if self._rows:
             self.lookups.source.change(self._rows, self.learning_rate(self.step_number), scale)
+
+    def _names_of(self, touched: Collection[str]) -> set[str]:
+        """Those among what this rank steps that are `touched` somewhere, be it as a copy on another stage."""
+        return {name for name in self.stepped.parameters if self.tied.canonical(name) in touched}
 
     def learning_rate(self, step: int) -> float:
         return self.optimizer.param_groups[0]["lr"] if self.rate is None else self.rate(step)

@@ -11,17 +11,17 @@ SETTLE, GO_ON = BucketExchange.settle, BucketExchange._go_on
 
 
 def what_was_not_sent_is_lost(monkeypatch):
-    def settle(self, applied):
-        SETTLE(self, applied)
+    def settle(self, applied, used):
+        SETTLE(self, applied, used)
         self.kept.zero_()
 
     monkeypatch.setattr(BucketExchange, "settle", settle)
 
 
 def what_was_sent_is_kept_too(monkeypatch):
-    def settle(self, applied):
+    def settle(self, applied, used):
         self._left.copy_(self.flat_before)
-        SETTLE(self, applied)
+        SETTLE(self, applied, used)
 
     def start(self):
         self.flat_before = self._flat + self.kept
@@ -35,15 +35,19 @@ START = BucketExchange.start
 
 
 def what_is_kept_is_divided_by_the_ranks(monkeypatch):
-    def settle(self, applied):
-        SETTLE(self, applied)
+    def settle(self, applied, used):
+        SETTLE(self, applied, used)
         self.kept /= self._ring.size
 
     monkeypatch.setattr(BucketExchange, "settle", settle)
 
 
 def a_skipped_step_is_kept(monkeypatch):
-    monkeypatch.setattr(BucketExchange, "settle", lambda self, applied: SETTLE(self, True))
+    monkeypatch.setattr(BucketExchange, "settle", lambda self, applied, used: SETTLE(self, True, used))
+
+
+def what_nobody_used_is_sent_and_lost(monkeypatch):
+    monkeypatch.setattr(BucketExchange, "settle", lambda self, applied, used: SETTLE(self, applied, self._places))
 
 
 def the_sum_is_not_divided(monkeypatch):

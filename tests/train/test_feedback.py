@@ -1,6 +1,7 @@
 """Training that sends a part of its gradients and keeps the rest for later: the sums of an oracle, on all replicas."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,13 +16,19 @@ from hpctrain.train.feedback import FeedbackReduction
 from tests.oracles import feedback
 from tests.planted import feedback_bugs
 from tests.planted.feedback_bugs import a_skipped_step_is_kept
-from tests.train.loops import assert_learns_in_a_join, loss_of, net, share
+from tests.train.loops import WIDTH, assert_learns_in_a_join, loss_of, net, share
 from tests.train.test_equivalence import TASKS, assert_equal_to_reference, part_of, settings
 from tests.train.test_executor import WithPoison, executor_of, poisoned_step
 from tests.train.toys import Masked, run
 
 HOW = {"topk": "topk:0.05", "powersgd": "powersgd:1"}
 NUM_STEPS = 4
+
+
+@pytest.fixture
+def mesh(comm):
+    with Mesh(comm) as mesh:
+        yield mesh
 
 
 def wrapped(mesh, compress, reduction="mean", dtype=torch.float64):
@@ -183,6 +190,51 @@ def test_a_sum_that_is_not_finite_leaves_what_is_kept_as_it_was(comm, compress):
             is_finite = all(torch.isfinite(each.grad).all() for each in model.parameters() if each.grad is not None)
             assert is_finite == (factor == 1.0) and torch.equal(before, exchange.kept) == (not is_finite)
             assert torch.isfinite(exchange.kept).all()
+
+
+class Pausing(nn.Module):
+    """With a layer that some steps leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, pauses: bool):
+        return self.first(x) if pauses else self.second(self.first(x))
+
+
+def after_a_pause(mesh, compress) -> bool:
+    """Whether what is kept of a layer outlives a step in which no rank uses it, and goes into the next one."""
+    model = DataParallel(net(build=Pausing), mesh, "sum", bucket_bytes=1 << 30, compress=compress)
+    plain = net(build=Pausing)
+    exchange, flat = model._gradients._sums.collectives[0], model._gradients._flat
+    places = [place for name, place in flat.places.items() if "second" in name]
+    given, got = (torch.zeros_like(exchange.kept) for _ in range(2))
+    stays = True
+    for step, pauses in enumerate((False, True, False)):
+        before = exchange.kept.clone()
+        for each in (model, plain):
+            each.zero_grad()
+            loss_of(partial(each, pauses=pauses), share(step, mesh)).backward()
+        assert (model.module.second.weight.grad is None) == pauses
+        same = all(torch.equal(before[place], exchange.kept[place]) for place in places)
+        stays = stays and (same or not pauses)
+        for name, place in flat.places.items():
+            own = plain.get_parameter(name).grad
+            if own is not None:
+                given[place] += own.reshape(-1)
+                got[place] += flat.flat[place]
+    assert any(mesh.world.comm.allgather(any(before[place].any() for place in places))), "something was kept"
+    left = torch.from_numpy(sum(mesh.world.comm.allgather((given - exchange.kept).numpy())))
+    return stays and torch.allclose(left, got, rtol=0, atol=1e-10)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("compress", ["topk:0.3", "powersgd:1"])
+def test_nothing_is_lost_of_a_parameter_that_a_step_does_not_use(mesh, compress, monkeypatch):
+    assert all(mesh.world.comm.allgather(after_a_pause(mesh, compress)))
+    feedback_bugs.what_nobody_used_is_sent_and_lost(monkeypatch)
+    assert not any(mesh.world.comm.allgather(after_a_pause(mesh, compress)))
 
 
 class Everything:
