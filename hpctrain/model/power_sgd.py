@@ -6,7 +6,7 @@ One step of a power iteration for the sum M of all ranks' matrices, that begins 
     Q = sum of M_i^T P     and P Q^T is the nearest matrix to M whose columns P spans
 
 Rank i has sent P (M_i^T P)^T of its M_i; the rest stays with it. Each rank makes P and P Q^T for itself, out of the
-same bits: replicas stay equal where all have the same kind of processor and as many threads.
+same bits and in the same order (fixed_order.py): replicas stay equal whatever processors and threads they have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hpctrain.model.compressors import Exchange, Part, Sum
+from hpctrain.model.fixed_order import multiply, orthogonal
 
 
 class PowerSGD:
@@ -80,14 +81,14 @@ class PowerBucket:
             left[place] = 0
         yield Sum(self._first)
         for each, piece, other in zip(self._matrices, self._lefts, self._rights):
-            each.left = torch.linalg.qr(piece.view(each.rows, each.rank)).Q
+            each.left = orthogonal(piece.view(each.rows, each.rank))
             own = torch.mm(each.of(left).T, each.left, out=other.view(each.columns, each.rank))
             each.of(left).addmm_(each.left, own.T, alpha=-1)
         if self._matrices:
             yield Sum(self._second)
         for each, other in zip(self._matrices, self._rights):
             each.right.copy_(other.view(each.columns, each.rank))
-            torch.mm(each.left, each.right.T, out=each.of(flat))
+            multiply(each.left, each.right, each.of(flat))
         for place, piece in zip(self._rest, self._plain):
             flat[place] = piece
 

@@ -1,8 +1,6 @@
 """Bugs of compressors and of what they keep, one function each: it plants its bug by monkeypatch."""
 
-import torch
-
-from hpctrain.model import top_k
+from hpctrain.model import power_sgd, top_k
 from hpctrain.model.power_sgd import PowerBucket
 from hpctrain.model.top_k import TopKBucket
 from hpctrain.train.feedback import BucketExchange
@@ -77,8 +75,8 @@ EXCHANGE = TopKBucket.exchange
 
 
 def the_factor_is_not_orthogonal(monkeypatch):
-    qr = torch.linalg.qr
-    monkeypatch.setattr(torch.linalg, "qr", lambda matrix: torch.return_types.linalg_qr((2 * qr(matrix).Q, matrix)))
+    orthogonal = power_sgd.orthogonal
+    monkeypatch.setattr(power_sgd, "orthogonal", lambda matrix: 2 * orthogonal(matrix))
 
 
 def each_step_begins_anew(monkeypatch):
