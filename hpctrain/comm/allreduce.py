@@ -34,7 +34,8 @@ class AllReduce:
 
     `compress` "bf16": messages carry bfloat16, half the bytes of float32. Each rank adds up in the array's own dtype;
     each message is rounded to nearest as it leaves, so the sum is off by at most the number of ranks times 2^-8 of the
-    sum of magnitudes. float32 and float64 only. Within a node "windows" sends nothing, and rounds nothing.
+    sum of magnitudes. float32 and float64 only. Within a node "windows" sends nothing, and rounds nothing; where all
+    ranks share one, neither does "auto", whatever it takes: say "ring" for messages of half the bytes there.
 
     An array is a contiguous, writable NumPy array or torch CPU tensor: floats of 16, 32 or 64 bits, complex numbers,
     and for a sum also integers, which wrap. All ranks make the same calls in the same order, else CollectiveMismatch on
@@ -87,6 +88,7 @@ def all_reduce(
     """The sum over the ranks of `ring`, by the algorithm that is best for this array; not begun."""
     if compress != "none":
         check_compressible(array, name)
+        compress = wire_of(ring, algorithm, compress)
     if ring.size == 1:
         return ring.all_reduce(array, name, compress)
     buffer, node = as_buffer(array), ring.node
@@ -97,6 +99,11 @@ def all_reduce(
     if chosen == "windows":
         return NodeSum(node, array, name, compress)
     return (doubling if chosen == "doubling" else Ring.all_reduce)(ring, array, name, compress)
+
+
+def wire_of(ring: Ring, algorithm: str, compress: str) -> str:
+    """What messages carry: on one node `auto` rounds nothing, so that its bits do not depend on what it takes."""
+    return "none" if algorithm == "auto" and not ring.spans_nodes else compress
 
 
 def check_algorithm(algorithm: str, ring: Ring) -> None:

@@ -129,8 +129,8 @@ def note_compression(config: Config, executor: Executor, mesh: Mesh) -> None:
         return
     if all(each.wire == "none" for each in executor.update.reduction.collectives):
         print(
-            f"note: --compress {config.compress} has no effect: the ranks share a node, and gradients are summed in its"
-            " memory without a message; --allreduce ring sends them",
+            f"note: --compress {config.compress} has no effect: the ranks share a node, where gradients are summed as"
+            " they are; --allreduce ring compresses them there too",
             file=sys.stderr,
         )
 

@@ -5,6 +5,7 @@ the weights are all-gathered: the same bytes as an all-reduce, and the same sums
 same order either way. Weights are whole again on every rank when a step ends.
 """
 
+from hpctrain.comm.allreduce import wire_of
 from hpctrain.model.optimizer_shard import OptimizerShard
 from hpctrain.train.sharded_reduction import ShardedReduction
 from hpctrain.train.update import Update
@@ -23,7 +24,9 @@ class ShardedUpdate(Update):
         self.stepped, self._looks = shard, True  # nobody else holds these sums
 
     def _build_reduction(self, algorithm: str, compress: str) -> ShardedReduction:
-        reduction = ShardedReduction(self.gradients, self.shard, self.mesh.data.ring, self.tied.names, compress)
+        ring = self.mesh.data.ring
+        compress = wire_of(ring, algorithm, compress)
+        reduction = ShardedReduction(self.gradients, self.shard, ring, self.tied.names, compress)
         self.gathers = reduction.gathers
         return reduction
 

@@ -1,6 +1,7 @@
 """Sums whose messages carry bfloat16: the bits of an oracle on all ranks, half the bytes, an error within its bound."""
 
 import hashlib
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hpctrain.comm import nodes
 from hpctrain.comm.compressed import doubling
 from hpctrain.comm.ring import Ring
 from hpctrain.comm.signature import CollectiveMismatch
+from hpctrain.plan.allreduce import BUILT_IN, Constants
 from tests.comm import compressed_checks as checks
 from tests.comm.arrays import share
 from tests.planted import compress_bugs
@@ -72,6 +74,26 @@ def test_within_a_node_nothing_is_sent_and_nothing_rounded(comm):
         AllReduce(mesh, compress="bf16", algorithm="windows" if comm.size > 1 else "auto")(array)
         assert (array == np.float32(comm.size * (1 + 2.0**-20))).all()
         assert mesh.data.ring.counters.bytes_sent == 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_one_node_auto_gives_the_bits_of_none_whatever_it_takes(comm, monkeypatch, shared_seed, dtype):
+    own = np.random.default_rng([shared_seed, comm.rank]).standard_normal(300_011).astype(dtype)
+    told = set()
+    for has_room in (True, False):
+        if not has_room:
+            monkeypatch.setattr(nodes, "has_room", lambda *_: False)
+        for constants in (BUILT_IN, Constants(largest_staged=0), Constants(largest_staged=1 << 30)):
+            with Mesh(comm) as mesh:
+                mesh.data.ring.constants = constants
+                for compress, place in product(("none", "bf16"), ("window", "elsewhere")):
+                    reduce = AllReduce(mesh, compress=compress)
+                    array = reduce.empty(len(own), dtype) if place == "window" else np.empty_like(own)
+                    array[:] = own
+                    told.add(hashlib.sha256(reduce(array).tobytes()).hexdigest())
+                    del array
+    assert len(told) == 1
 
 
 @pytest.mark.mpi(min_size=4)

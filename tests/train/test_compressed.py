@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hpctrain import DataParallel, Mesh
+from hpctrain.comm import nodes
 from hpctrain.config import Config
 from hpctrain.model.weights import combined, fingerprints
 from hpctrain.train.build import build_executor
@@ -18,7 +19,7 @@ from tests.train.toys import Masked, run
 LAYOUTS = {
     "ring": {"allreduce": "ring"},
     "doubling": {"allreduce": "doubling"},
-    "shared optimizer": {"shard_optimizer": True},
+    "shared optimizer": {"shard_optimizer": True, "allreduce": "ring"},
     "1f1b": {"stages": 2, "num_microbatches": 4, "allreduce": "ring"},
     "1f1b-async": {"stages": 2, "num_microbatches": 4, "allreduce": "ring", "schedule": "1f1b-async"},
     "2bw": {"stages": 2, "num_microbatches": 4, "allreduce": "ring", "schedule": "2bw"},
@@ -48,7 +49,7 @@ def test_a_shared_optimizer_gives_the_bits_of_a_whole_one(comm, optimizer):
     """For weights travel as they are."""
     how = {"steps": 6, "precision": "float32", "compress": "bf16", **settings(optimizer, 13)}
     whole, weights, _ = run(TASKS["unused"], comm, allreduce="ring", **how)
-    shared, theirs, _ = run(TASKS["unused"], comm, shard_optimizer=True, **how)
+    shared, theirs, _ = run(TASKS["unused"], comm, shard_optimizer=True, allreduce="ring", **how)
     assert shared == whole and fingerprints(theirs) == fingerprints(weights)
 
 
@@ -67,8 +68,24 @@ def test_gradients_take_half_the_bytes_and_weights_as_many_as_before(comm):
     whole = sent(comm, allreduce="ring")
     assert sent(comm, allreduce="ring", compress="bf16") == whole / 2
     assert sent(comm, shard_optimizer=True) == whole
-    assert sent(comm, shard_optimizer=True, compress="bf16") == whole * 3 / 4
+    assert sent(comm, shard_optimizer=True, allreduce="ring", compress="bf16") == whole * 3 / 4
+    assert sent(comm, shard_optimizer=True, compress="bf16") == whole
     assert sent(comm, allreduce="windows", compress="bf16") == 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", [{}, {"shard_optimizer": True}], ids=["whole", "shared"])
+def test_on_one_node_auto_trains_to_the_bits_of_none(comm, monkeypatch, how):
+    how = {"steps": 3, "precision": "float32", **settings("sgd", 13), **how}
+    told = []
+    for has_room in (True, False):
+        if not has_room:
+            monkeypatch.setattr(nodes, "has_room", lambda *_: False)
+        for compress in ("none", "bf16"):
+            _, weights, executor = run(TASKS["masked"], comm, compress=compress, **how)
+            told.append(fingerprints(weights))
+            assert {each["compress"] for each in executor.update.reduction.figures()} == {"none"}
+    assert all(each == told[0] for each in told)
 
 
 @pytest.mark.mpi(min_size=2)
