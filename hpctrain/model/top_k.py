@@ -35,9 +35,9 @@ class TopKBucket:
         self._count, self._rank = count, rank
         integer = torch.int32 if len(flat) < 1 << 31 else torch.int64
         values, places = count * flat.itemsize, count * integer.itemsize
-        length = -(-(values + places) // ALIGNMENT) * ALIGNMENT
+        length = max(1, -(-(values + places) // ALIGNMENT)) * ALIGNMENT
         self._message = torch.zeros(num_ranks, length, dtype=torch.uint8)
-        self._rows = [(row[:values].view(flat.dtype), row[-places:].view(integer)) for row in self._message]
+        self._rows = [(row[:values].view(flat.dtype), row[length - places :].view(integer)) for row in self._message]
 
     def exchange(self, flat: torch.Tensor, left: torch.Tensor) -> Exchange:
         chosen = largest(left, self._count)
@@ -56,6 +56,8 @@ class TopKBucket:
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Where the `count` largest magnitudes are, ascending; of equal ones the first. NaN counts as infinity."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
     magnitudes = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
     smallest = magnitudes.topk(count, sorted=False).values.min()
     chosen = magnitudes > smallest

@@ -71,7 +71,7 @@ class BucketExchange:
     def traffic(self) -> float:
         """Bytes that each rank sends a step, by those of the bucket; of a sum as a ring would send them."""
         sent = sum(array.nbytes * (1 if array.dim() > 1 else 2) for array, _ in self._calls)
-        return sent * (self._ring.size - 1) / self._ring.size / self._flat.nbytes
+        return sent * (self._ring.size - 1) / self._ring.size / max(self._flat.nbytes, 1)
 
     def _go_on(self) -> None:
         wanted = next(self._steps, None)

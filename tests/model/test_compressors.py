@@ -151,6 +151,14 @@ def test_much_less_is_sent():
         assert ranks.num_sent <= most  # bytes of three rows; numbers of two sums
 
 
+@pytest.mark.parametrize("compressor", [TopK("0.1"), PowerSGD(2)])
+def test_an_empty_bucket_goes(compressor):
+    flat = torch.zeros(0)
+    bucket = compressor.bucket(0, flat, {"none": Part(slice(0, 0), torch.Size([0, 3]))}, 0, 2)
+    assert sum(each.array.numel() for each in bucket.exchange(flat, flat.clone())) <= 2 * 8
+    bucket.settle(True)
+
+
 @pytest.mark.parametrize("make", [lambda: TopK(0), lambda: TopK(1.5), lambda: PowerSGD(0)])
 def test_what_sends_nothing_is_refused(make):
     with pytest.raises(ValueError, match="TopK: a fraction of|PowerSGD: rank"):

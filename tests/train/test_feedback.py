@@ -237,6 +237,29 @@ def test_nothing_is_lost_of_a_parameter_that_a_step_does_not_use(mesh, compress,
     assert not any(mesh.world.comm.allgather(after_a_pause(mesh, compress)))
 
 
+class Empty(nn.Module):
+    """With a parameter of no numbers, in a bucket of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.none = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x):
+        return self.layer(x) + self.none.sum()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("compress", [*HOW.values(), "topk:1"])
+def test_a_parameter_of_no_numbers_goes(mesh, compress):
+    model = DataParallel(net(build=Empty), mesh, bucket_bytes=1, compress=compress)
+    for step in range(2):
+        model.zero_grad()
+        loss_of(model, share(step, mesh)).backward()
+    assert model.module.none.grad.shape == (0, 3) and model.module.layer.weight.grad.any()
+    figures = model._gradients._sums.figures()
+    assert [each["bytes"] == 0 for each in figures].count(True) == 1
+
+
 class Everything:
     """A compressor that sends all there is, by a gather."""
 
