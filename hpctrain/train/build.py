@@ -38,6 +38,7 @@ from hpctrain.train.straggle import Straggle
 from hpctrain.train.tables import Tables, check, check_found, tables_of, with_lookups
 from hpctrain.train.tied import TiedWeights
 from hpctrain.train.which_update import build_shard, build_update
+from hpctrain.train.wrap import check_compressible
 
 EXAMPLE_ROWS = 2  # that rank 0 sends through the model to count what its layers cost
 
@@ -122,6 +123,8 @@ def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | Non
     if not names:
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
     with agreed(mesh.everybody):
+        if config.compress != "none":
+            check_compressible(stage.named_parameters(), f"--compress {config.compress}")
         try:
             check_algorithm(config.allreduce, mesh.data.ring)
         except ValueError:

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 from hpctrain import DataParallel, Mesh
 from hpctrain.comm import nodes
 from hpctrain.config import Config
 from hpctrain.model.weights import combined, fingerprints
+from hpctrain.train import build
 from hpctrain.train.build import build_executor
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.run import note_compression
@@ -140,6 +142,23 @@ def test_what_cannot_be_compressed_is_refused_by_one_line(comm):
             ValueError, match="compress='fp8': expected none, bf16, topk:FRACTION or powersgd:RANK, such as"
         ):
             DataParallel(net(), mesh, compress="fp8")
+
+
+class Complex(Masked):
+    """With a layer that no precision makes real."""
+
+    def layers(self):
+        return [lambda: nn.Linear(6, 6, dtype=torch.complex64), *super().layers()]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("compress", ["bf16", "topk:0.1", "powersgd:1"])
+def test_a_run_refuses_what_cannot_be_compressed_on_all_ranks(comm, monkeypatch, compress):
+    """Where the check of layers lets it pass."""
+    monkeypatch.setattr(build, "checked_layer", lambda layer, *_: layer)
+    words = f"^--compress {compress}: .*weight is complex64; only gradients of float32 and float64 are compressed$"
+    with Mesh(comm) as mesh, pytest.raises(AgreedError, match=words):
+        build_executor(Config(compress=compress, global_batch_size=8), Complex(), mesh)
 
 
 @pytest.mark.mpi(min_size=2)
