@@ -8,13 +8,12 @@ import numpy as np
 
 from hpctrain.comm.buffer import as_buffer
 from hpctrain.comm.collective import Collective
-from hpctrain.comm.compressed import check_compressible, doubling
+from hpctrain.comm.compressed import check_compress, check_compressible, doubling
 from hpctrain.comm.doubling import Doubling
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.node_sum import NodeSum
 from hpctrain.comm.ring import Ring
 from hpctrain.plan.allreduce import choose
-from hpctrain.plan.compression import WIRE
 
 REDUCTIONS = ("sum", "mean")
 
@@ -109,12 +108,6 @@ def wire_of(ring: Ring, algorithm: str, compress: str) -> str:
 def check_algorithm(algorithm: str, ring: Ring) -> None:
     """ValueError where these ranks cannot use it."""
     choose(algorithm, 0, ring.size, ring.node is not None or ring.size == 1, False)
-
-
-def check_compress(compress: str) -> None:
-    """ValueError for what is no compression."""
-    if compress not in WIRE:
-        raise ValueError(f"compress={compress!r}: it is {' or '.join(map(repr, WIRE))}")
 
 
 def check_reduction(reduction: str) -> None:

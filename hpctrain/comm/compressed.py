@@ -14,10 +14,17 @@ from hpctrain.comm.buffer import Buffer, allocate, as_buffer
 from hpctrain.comm.call import WIRE_ITEMSIZE
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.doubling import Doubling
+from hpctrain.plan.compression import WIRE
 from hpctrain.plan.doubling import Kind
 
 if TYPE_CHECKING:
     from hpctrain.comm.ring import Ring
+
+
+def check_compress(compress: str) -> None:
+    """ValueError for what is no compression of messages."""
+    if compress not in WIRE:
+        raise ValueError(f"compress={compress!r}: it is {' or '.join(map(repr, WIRE))}")
 
 
 def check_compressible(array, name: str = "") -> None:
@@ -105,4 +112,5 @@ class CompressedDoubling(Doubling):
 
 def doubling(ring: "Ring", array, name: str = "", compress: str = "none") -> Doubling:
     """An all-reduce by doubling, not begun."""
+    check_compress(compress)
     return CompressedDoubling(ring, array, name) if compress == "bf16" else Doubling(ring, array, name)

@@ -22,7 +22,7 @@ import numpy as np
 
 from hpctrain.comm.bfloat16 import BFloat16, converter
 from hpctrain.comm.collective import Collective
-from hpctrain.comm.compressed import CompressedCollective
+from hpctrain.comm.compressed import CompressedCollective, check_compress
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
@@ -83,6 +83,7 @@ class Ring:
         ValueError for an array that cannot be summed in place, CollectiveMismatch where ranks call different things.
         `compress` "bf16": messages carry bfloat16 (compressed.py), of float32 and float64 only.
         """
+        check_compress(compress)
         if compress == "bf16":
             return CompressedCollective(self, "all_reduce", array, name, gather=True)
         return Collective(self, "all_reduce", array, name, reduce=True, gather=True)
@@ -98,6 +99,7 @@ class Ring:
 
         The bits are those that all_reduce would leave there.
         """
+        check_compress(compress)
         if compress == "bf16":
             return CompressedCollective(self, "reduce_scatter", array, name, gather=False)
         return Collective(self, "reduce_scatter", array, name, reduce=True, gather=False)

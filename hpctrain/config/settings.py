@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_value, flag, flag_name
 from hpctrain.plan.allreduce import CHOICES
-from hpctrain.plan.compression import parse_compression
+from hpctrain.plan.compression import goes_by, parse_compression
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.tuning import constants_of
@@ -220,7 +220,7 @@ class Config:
                 f"--compress {self.compress}: --schedule {self.schedule} has no flush, at which all agree that a step"
                 " was made; take 1f1b"
             )
-        if compression.kind == "topk" and self.allreduce not in ("auto", "ring"):
+        if not goes_by(compression.kind, self.allreduce):
             raise UsageError(
                 f"--compress {self.compress}: what is sent goes along the ring; leave --allreduce {self.allreduce} out"
             )

@@ -19,6 +19,14 @@ class Compression(NamedTuple):
         return self.kind not in WIRE
 
 
+def goes_by(kind: str, algorithm: str) -> bool:
+    """Whether sums that are compressed so can go by `algorithm`; a `kind` that has no name here is somebody's own.
+
+    What topk sends is gathered, along the ring; factors are summed in memory that lies in no window.
+    """
+    return kind in WIRE or algorithm in (("auto", "ring") if kind == "topk" else ("auto", "ring", "doubling"))
+
+
 def parse_compression(text: str) -> Compression:
     """Of none, bf16, topk:0.01 or powersgd:4. ValueError, which says what is expected, for anything else."""
     kind, colon, given = text.partition(":")

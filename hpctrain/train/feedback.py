@@ -19,7 +19,7 @@ from hpctrain.model.compressors import Compressor, Gather, Part, Sum
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.power_sgd import PowerSGD
 from hpctrain.model.top_k import TopK
-from hpctrain.plan.compression import WIRE, parse_compression
+from hpctrain.plan.compression import WIRE, goes_by, parse_compression
 from hpctrain.train.reduction import Reduction, Times
 
 
@@ -161,6 +161,7 @@ class FeedbackReduction:
 
 def check_compressor(compress: str | Compressor, algorithm: str) -> None:
     """ValueError for what compresses nothing, or not by this algorithm."""
+    kind = "own"
     if not isinstance(compress, str):
         if not callable(getattr(compress, "bucket", None)):
             raise ValueError(
@@ -171,10 +172,10 @@ def check_compressor(compress: str | Compressor, algorithm: str) -> None:
             kind = parse_compression(compress).kind
         except ValueError as error:
             raise ValueError(f"compress={compress!r}: {error}") from None
-        if kind in WIRE:
-            return
-    if algorithm == "windows":
-        raise ValueError(f"algorithm='windows': what {describe(compress)} sends lies elsewhere; use 'auto' or 'ring'")
+    if not goes_by(kind, algorithm):
+        raise ValueError(
+            f"algorithm={algorithm!r}: what {describe(compress)} sends does not go so; use 'auto' or 'ring'"
+        )
 
 
 def compressor_of(compress: str | Compressor) -> Compressor:
@@ -194,6 +195,6 @@ def reduction_of(
     gradients: FlatGradients, ring: Ring, algorithm: str = "auto", compress: str | Compressor = "none"
 ) -> Reduction | FeedbackReduction:
     """What sums these gradients up; one rank alone has nothing to send, and leaves nothing out."""
-    if isinstance(compress, str) and compress in WIRE or ring.size == 1:
-        return Reduction(gradients, ring, algorithm, compress if isinstance(compress, str) else "none")
+    if compress in WIRE or ring.size == 1:
+        return Reduction(gradients, ring, algorithm, compress if compress in WIRE else "none")
     return FeedbackReduction(gradients, ring, algorithm, compress)

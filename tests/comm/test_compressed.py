@@ -129,6 +129,9 @@ def test_what_is_no_float_of_32_or_64_bits_is_refused(comm, algorithm, dtype):
 def test_an_unknown_compression_is_refused():
     with pytest.raises(ValueError, match="compress='fp8': it is 'none' or 'bf16'"):
         AllReduce(Mesh(None), compress="fp8")
+    for call in (Ring().all_reduce, Ring().reduce_scatter):
+        with pytest.raises(ValueError, match="compress='topk:0.1': it is 'none' or 'bf16'"):
+            call(np.ones(3, np.float32), "x", "topk:0.1")
 
 
 @pytest.mark.mpi(min_size=2)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hpctrain import DataParallel, Mesh
+from hpctrain.config import Config, UsageError
 from hpctrain.model.compressors import Gather
 from hpctrain.model.weights import combined, fingerprints
 from hpctrain.train.errors import AgreedError
@@ -297,7 +298,12 @@ def test_what_does_not_go_is_refused_by_one_line(comm):
         with pytest.raises(ValueError, match="first.weight is float16; only gradients of float32 and float64"):
             DataParallel(net(dtype=torch.float16), mesh, compress="topk:0.1")
         if mesh.size > 1:
-            with pytest.raises(ValueError, match="algorithm='windows': what topk:0.1 sends lies elsewhere"):
-                DataParallel(net(), mesh, algorithm="windows", compress="topk:0.1")
+            for algorithm, compress in [("windows", "topk:0.1"), ("doubling", "topk:0.1"), ("windows", "powersgd:1")]:
+                with pytest.raises(ValueError, match=f"algorithm='{algorithm}': what {compress} sends does not go so"):
+                    DataParallel(net(), mesh, algorithm=algorithm, compress=compress)
+                with pytest.raises(UsageError, match=f"--compress {compress}: .*leave --allreduce {algorithm} out"):
+                    Config(allreduce=algorithm, compress=compress)
+            with pytest.raises(ValueError, match="algorithm='windows': what Everything sends does not go so"):
+                DataParallel(net(), mesh, algorithm="windows", compress=Everything())
             with pytest.raises(AgreedError, match="compress='Everything'"):
                 DataParallel(net(), mesh, compress=Everything() if mesh.rank else "none")
