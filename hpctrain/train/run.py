@@ -10,6 +10,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.stage import Stage
+from hpctrain.plan.compression import parse_compression
 from hpctrain.plan.program import ALL
 from hpctrain.report.console import print_closing
 from hpctrain.report.recorder import Recorder
@@ -124,15 +125,24 @@ def note_mixing(executor: Executor, mesh: Mesh) -> None:
 
 
 def note_compression(config: Config, executor: Executor, mesh: Mesh) -> None:
-    """One line where there are sums that no message carries."""
-    if config.compress != "bf16" or mesh.data.size == 1 or mesh.rank:
+    """One line where no message carries sums, or where none would carry whole ones. Collective."""
+    if config.compress == "none" or mesh.data.size == 1:
         return
-    if all(each.wire == "none" for each in executor.update.reduction.collectives):
-        print(
-            f"note: --compress {config.compress} has no effect: the ranks share a node, where gradients are summed as"
-            " they are; --allreduce ring compresses them there too",
-            file=sys.stderr,
+    reduction, ring = executor.update.reduction, mesh.data.ring
+    keeps_rest = parse_compression(config.compress).keeps_rest
+    sends_plain = config.allreduce != "auto" or ring.spans_nodes or ring.node is None
+    own = [sends_plain if keeps_rest else each.wire != "none" for each in reduction.collectives]
+    told = [each for part in mesh.everybody.all_gather_json(own) for each in part]
+    if not told or any(told) or mesh.rank:
+        return
+    if keeps_rest:
+        why = "sends more than none: the ranks share a node, where whole gradients are summed in its memory"
+    else:
+        why = (
+            "has no effect: the ranks share a node, where gradients are summed as they are; --allreduce ring compresses"
+            " them there too"
         )
+    print(f"note: --compress {config.compress} {why}", file=sys.stderr)
 
 
 def same_data(task, mesh: Mesh) -> str | None:

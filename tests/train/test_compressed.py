@@ -1,5 +1,7 @@
 """Training whose gradient sums travel as bfloat16: near what it was, the same bits on all replicas, half the bytes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,30 @@ def test_one_line_says_where_no_message_carries_gradients(comm, capfd, allreduce
     assert [line.partition(": the")[0] for line in lines] == ["note: --compress bf16 has no effect"] * (
         told and comm.rank == 0
     )
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("compress", ["topk:0.1", "powersgd:1"])
+@pytest.mark.parametrize("allreduce, told", [("auto", True), ("ring", False)])
+def test_one_line_says_where_less_would_be_sent_without_it(comm, capfd, compress, allreduce, told):
+    config = Config(compress=compress, allreduce=allreduce, global_batch_size=8)
+    with Mesh(comm) as mesh:
+        note_compression(config, build_executor(config, Masked(), mesh), mesh)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(":")[2].partition(" than")[0] for line in lines if line.startswith("note")] == [
+        f" --compress {compress} sends more"
+    ] * (told and comm.rank == 0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_stage_without_sums_says_nothing_of_its_own(comm, capfd):
+    """Where another one sends, no line comes; where none has any, none either."""
+    with Mesh(comm) as mesh:
+        for wires, told in ([[], ["bf16"]], False), ([[], []], False), ([[], ["none"]], True):
+            collectives = [SimpleNamespace(wire=wire) for wire in wires[mesh.rank > 0]]
+            update = SimpleNamespace(reduction=SimpleNamespace(collectives=collectives))
+            note_compression(Config(compress="bf16"), SimpleNamespace(update=update), mesh)
+            assert ("has no effect" in capfd.readouterr().err) == (told and comm.rank == 0)
 
 
 @pytest.mark.mpi(min_size=2)
