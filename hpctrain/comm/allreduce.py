@@ -7,6 +7,7 @@ floats of 16 bits both happen in float32 and one rounding follows: a sum may be 
 import numpy as np
 
 from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.call import wire_share
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.compressed import check_compress, check_compressible, doubling
 from hpctrain.comm.doubling import Doubling
@@ -94,7 +95,8 @@ def all_reduce(
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None
     takes = node is not None and (in_window or node.takes(nbytes))
-    chosen = choose(algorithm, nbytes, ring.size, takes, in_window, ring.spans_nodes, ring.constants)
+    share = wire_share(compress, buffer.itemsize)
+    chosen = choose(algorithm, nbytes, ring.size, takes, in_window, ring.spans_nodes, ring.constants, share)
     if chosen == "windows":
         return NodeSum(node, array, name, compress)
     return (doubling if chosen == "doubling" else Ring.all_reduce)(ring, array, name, compress)

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
 WIRE_ITEMSIZE = 2  # bytes of what is compressed
 
 
+def wire_share(compress: str, itemsize: int) -> float:
+    """The bytes of a message by those of its numbers."""
+    return 1.0 if compress == "none" else WIRE_ITEMSIZE / itemsize
+
+
 class Call:
     """One call, by the `name` that errors give it. Subclasses have `start` and `poll`, and know their memory."""
 
@@ -56,7 +61,7 @@ class Call:
     @property
     def wire_share(self) -> float:
         """The bytes of a message by those of its numbers."""
-        return 1.0 if self.wire == "none" else WIRE_ITEMSIZE / self.native.itemsize
+        return wire_share(self.wire, self.native.itemsize)
 
     def _described_dtype(self) -> str:
         """What the ranks must agree on besides."""

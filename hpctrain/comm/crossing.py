@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpctrain.comm.call import wire_share
 from hpctrain.comm.compressed import doubling
 from hpctrain.comm.node import BLOCK_BYTES
 from hpctrain.comm.ring import Ring
@@ -27,7 +28,8 @@ class Crossing:
         for block in blocks(len(own), native.itemsize):
             native.add_partially([share[block] for share in shares], self._partial[block], node.scratch)
         name = f"{total.name} of {len(native)}"
-        by_doubling = by_messages(self._partial.nbytes, node.across.size, node.ring.constants) == "doubling"
+        nbytes = round(wire_share(total.compress, self._partial.itemsize) * self._partial.nbytes)
+        by_doubling = by_messages(nbytes, node.across.size, node.ring.constants) == "doubling"
         sum_by = doubling if by_doubling else Ring.all_reduce
         self._moving = sum_by(node.across, self._partial, name, total.compress).start()
 

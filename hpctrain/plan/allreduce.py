@@ -36,8 +36,9 @@ def choose(
     in_window: bool,
     spans_nodes: bool = False,
     constants: Constants = BUILT_IN,
+    wire_share: float = 1.0,
 ) -> str:
-    """The one of ALGORITHMS for an array of `nbytes` on `num_ranks`.
+    """The one of ALGORITHMS for an array of `nbytes` on `num_ranks`, of which messages carry `wire_share`.
 
     `algorithm` is of CHOICES; `takes`: ranks share memory with others, and have room there for this array; `in_window`:
     it lies there already; `spans_nodes`: not all are on one node. On one node `auto` gives the same bits whatever room
@@ -56,7 +57,7 @@ def choose(
         return algorithm
     if takes and (in_window or nbytes <= constants.largest_staged):
         return "windows"
-    return by_messages(nbytes, num_ranks, constants) if spans_nodes else "ring"
+    return by_messages(round(wire_share * nbytes), num_ranks, constants) if spans_nodes else "ring"
 
 
 def by_messages(nbytes: int, num_ranks: int, constants: Constants = BUILT_IN) -> str:

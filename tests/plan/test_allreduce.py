@@ -73,6 +73,11 @@ def test_auto_goes_by_place_and_size(nbytes, takes, in_window, spans_nodes, want
     assert choose("auto", nbytes, 8, takes, in_window, spans_nodes) == wanted
 
 
+def test_what_is_compressed_goes_by_the_bytes_of_its_messages():
+    for share, wanted in ((1.0, "ring"), (0.5, "doubling")):
+        assert choose("auto", 300 << 10, 2, False, False, True, wire_share=share) == wanted
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "doubling", "windows"])
 def test_what_is_asked_for_is_taken(algorithm):
     assert choose(algorithm, 100, 8, True, False) == algorithm
