@@ -13,12 +13,11 @@ import time
 
 import figures
 import numpy as np
-import torch  # noqa: F401 - which converts where it is loaded, as in training
 
 from hpctrain import AllReduce, Mesh
 
 SIDES = ("none", "bf16")
-HEADER = f"{'bytes':>10}{'none':>12}{'bf16':>12}{'bf16 / none':>13}{'with 95 % from':>17}{'to':>8}"
+HEADER = f"{'bytes':>10}{'none':>12}{'bf16':>12}{'bf16 / none':>13}{'with certainty':>26}"
 
 
 def parse(argv: list[str], num_ranks: int, rank: int = 0):
@@ -60,13 +59,15 @@ def seconds_of(call, mesh: Mesh) -> float:
 def line(nbytes: int, pairs: list[dict]) -> str:
     none, bf16 = (f"{1e3 * statistics.median(pair[side] for pair in pairs):.2f} ms" for side in SIDES)
     ratios = [pair["bf16"] / pair["none"] for pair in pairs]
-    low, high, _ = figures.interval(ratios)
-    return f"{nbytes:>10}{none:>12}{bf16:>12}{statistics.median(ratios):>13.2f}{low:>17.2f}{high:>8.2f}"
+    return f"{nbytes:>10}{none:>12}{bf16:>12}{statistics.median(ratios):>13.2f}{figures.told(ratios, 2):>26}"
 
 
 def run(flags, comm, tell) -> tuple[dict, list[str]]:
     """All figures, and what is wrong with them. Collective."""
+    import torch  # noqa: F401 - which converts where it is loaded, as in training
+
     found: dict = {}
+    figures.check_memory("--bytes", 6 * max(flags.bytes), comm)  # of both sides, and what they are compared with
     with Mesh(comm) as mesh:
         algorithm = "auto" if len(set(mesh.world.all_gather_json(os.uname().nodename))) > 1 else "ring"
         tell(f"{mesh.size} ranks; {algorithm}; float32, in place", HEADER, sep="\n", flush=True)

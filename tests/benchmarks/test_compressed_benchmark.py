@@ -22,7 +22,7 @@ def script():
 
 def test_a_row_stands_under_its_header(script):
     row = script.line(1 << 20, [{"none": 0.02, "bf16": seconds} for seconds in (0.012, 0.01, 0.018)])
-    assert row.split() == ["1048576", "20.00", "ms", "12.00", "ms", "0.60", "0.50", "0.90"]
+    assert row.split() == ["1048576", "20.00", "ms", "12.00", "ms", "0.60", "75%", "from", "0.50", "to", "0.90"]
     assert len(row) == len(script.HEADER)
 
 
@@ -37,6 +37,11 @@ def test_a_row_stands_under_its_header(script):
 def test_a_mistake_is_one_line_that_names_the_flag(script, argv, ranks, line):
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         script.parse(argv.split(), ranks)
+
+
+def test_arrays_that_memory_cannot_hold_are_refused(tmp_path):
+    result = run_mpi(2, [sys.executable, SCRIPT, "--bytes", str(1 << 46)], timeout=60, cwd=tmp_path)
+    assert result.returncode == 2 and "compressed_sums.py: --bytes: 2 ranks on" in result.stderr
 
 
 def test_a_launch_writes_all_figures(tmp_path):
