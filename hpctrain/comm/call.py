@@ -61,7 +61,7 @@ class Call:
     @property
     def wire_share(self) -> float:
         """The bytes of a message by those of its numbers."""
-        return wire_share(self.wire, self.native.itemsize)
+        return 1.0 if self.wire == "none" else wire_share(self.wire, self.native.itemsize)
 
     def _described_dtype(self) -> str:
         """What the ranks must agree on besides."""
