@@ -24,7 +24,10 @@ def top_k(gradients: list[list[np.ndarray]], fraction: Fraction):
 
 
 def power_sgd(gradients, matrices: list[tuple[slice, tuple[int, int]]], starts: list[np.ndarray]):
-    """`matrices` of the bucket by place and shape, `starts` the Q that each begins with; the rest is summed."""
+    """`matrices` of the bucket by place and shape, `starts` the Q that each begins with; the rest is summed.
+
+    A step in which all ranks have zeros leaves Q as it was.
+    """
     kept = [np.zeros_like(own) for own in gradients[0]]
     right = [start.copy() for start in starts]
     for step in gradients:
@@ -35,8 +38,9 @@ def power_sgd(gradients, matrices: list[tuple[slice, tuple[int, int]]], starts: 
             own = [each[place].reshape(shape) for each in values]
             left, _ = np.linalg.qr(sum(each @ right[number] for each in own))
             rights = [each.T @ left for each in own]
-            right[number] = sum(rights)
-            total[place] = (left @ right[number].T).reshape(-1)
+            total[place] = (left @ sum(rights).T).reshape(-1)
+            if any(each.any() for each in own):
+                right[number] = sum(rights)
             for rank, each in enumerate(own):
                 kept[rank][place] = (each - left @ rights[rank].T).reshape(-1)
         yield total, kept
