@@ -27,6 +27,11 @@ def goes_by(kind: str, algorithm: str) -> bool:
     return kind in WIRE or algorithm in (("auto", "ring") if kind == "topk" else ("auto", "ring", "doubling"))
 
 
+def is_summed_in_place(algorithm: str, kind: object) -> bool:
+    """Whether sums of what is compressed so may be made where it lies, in memory that the ranks of a node share."""
+    return algorithm in ("auto", "windows") and kind in WIRE
+
+
 def parse_compression(text: str) -> Compression:
     """Of none, bf16, topk:0.01 or powersgd:4. ValueError, which says what is expected, for anything else."""
     kind, colon, given = text.partition(":")

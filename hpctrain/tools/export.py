@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.config import Parser, UsageError
+from hpctrain.config import Parser
 from hpctrain.tasks.load import short_name
 from hpctrain.tools.alone import on_rank_0
+from hpctrain.tools.new_file import check_new
 from hpctrain.train.saved import read_config, read_weights
 
 
@@ -31,8 +32,7 @@ def _export(argv: list[str]) -> str | None:
     try:
         asked = parser().parse(argv)
         folder, out = Path(asked["run"]), Path(asked["out"])
-        if out.exists() or not out.parent.is_dir():
-            raise UsageError(f"{out}: " + ("exists already; name a new file" if out.exists() else "no such folder"))
+        check_new(out)
         _write(folder, out)
     except ValueError as error:
         return str(error)

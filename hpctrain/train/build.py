@@ -17,7 +17,7 @@ from hpctrain.model.precision import Precision
 from hpctrain.model.split import SplitBackward
 from hpctrain.model.stage import Stage, build_stage
 from hpctrain.model.ties import tie_sets
-from hpctrain.plan.compression import WIRE
+from hpctrain.plan.compression import is_summed_in_place
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.tasks.load import open_dataset
 from hpctrain.tasks.protocol import figures_of, metric_of
@@ -133,8 +133,7 @@ def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | Non
                 "no room; auto takes messages there"
             ) from None
     summed_here = roles is None or config.dense_via == "ring"
-    as_they_are = not config.shard_optimizer and config.compress in WIRE
-    in_windows = config.allreduce in ("auto", "windows") and as_they_are
+    in_windows = not config.shard_optimizer and is_summed_in_place(config.allreduce, config.compress)
     memory = mesh.data.allocate if summed_here and in_windows else allocate
     return FlatGradients(stage.named_parameters(), memory, config.bucket_bytes)
 

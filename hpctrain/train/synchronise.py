@@ -14,7 +14,7 @@ from hpctrain.comm.buffer import allocate
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.compressors import Compressor
 from hpctrain.model.gradients import FlatGradients
-from hpctrain.plan.compression import WIRE
+from hpctrain.plan.compression import is_summed_in_place
 from hpctrain.train.feedback import reduction_of
 
 
@@ -36,7 +36,7 @@ class GlobalGradients:
     ):
         group = mesh.add_group()
         self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
-        in_windows = algorithm in ("auto", "windows") and compress in WIRE
+        in_windows = is_summed_in_place(algorithm, compress)
         self._flat = FlatGradients(parameters, group.allocate if in_windows else allocate, bucket_bytes)
         self._flat.attach(())
         self._sums = reduction_of(self._flat, group.ring, algorithm, compress)
