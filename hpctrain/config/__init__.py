@@ -4,8 +4,9 @@ All validation is here; an error is one line that names the flag or the key and 
 (and tomli where Python has no tomllib): `--help` and every mistake answer at once.
 """
 
+from hpctrain.config.combinations import early_stop_rule
 from hpctrain.config.read import Parser, parse, parser, read_toml, to_toml
-from hpctrain.config.settings import OPTIMIZERS, Config, early_stop_rule
+from hpctrain.config.settings import OPTIMIZERS, Config
 from hpctrain.config.values import UsageError, flag_name
 
 __all__ = [

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,28 +53,38 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def parse(argv: list[str]) -> tuple[Config, set[str]]:
+def parse(argv: list[str], saved: Mapping[str, Any] | None = None) -> tuple[Config, set[str]]:
     """The configuration that `argv` (and the file it names) asks for, and the names of the fields that `argv` gave.
 
-    A size of buckets that stands in the file beside a tuning counts as given: it was meant to win over the tuning.
+    `saved`: values that take the place of the defaults, as a run that goes on has them. A size of buckets that stands
+    in the file beside a tuning counts as given: it was meant to win over the tuning.
     """
     texts = parser().parse(argv)
     path = texts.pop("config", None)
-    settings = read_toml(path) if path is not None else {}
+    told = read_toml(path) if path is not None else {}
     for pair in ONE_OF:
-        if set(pair) <= texts.keys() or set(pair) <= settings.keys():
+        if set(pair) <= texts.keys() or set(pair) <= told.keys():
             one, other = ("--" + name.replace("_", "-") for name in pair)
             raise UsageError(f"{other}: give it or {one}, not both")
-        if set(pair) & texts.keys():
-            settings = {key: value for key, value in settings.items() if key not in pair}
-    beside = settings.keys() & {"bucket_bytes"} if "tuning" in settings and "tuning" not in texts else set()
     fields = {each.name: each for each in dataclasses.fields(Config)}
-    for name, text in texts.items():
-        if fields[name].type is dict:
-            settings[name] = {**settings.get(name, {}), **_key_values(text)}
-        else:
-            settings[name] = _convert(fields[name], text)
+    given = {
+        name: _key_values(text) if fields[name].type is dict else _convert(fields[name], text)
+        for name, text in texts.items()
+    }
+    beside = told.keys() & {"bucket_bytes"} if "tuning" in told and "tuning" not in texts else set()
+    settings = dict(saved or {})
+    for layer in (told, given):
+        settings = _over(layer, settings, fields)
     return Config(**settings), texts.keys() | beside
+
+
+def _over(layer: Mapping[str, Any], settings: Mapping[str, Any], fields: Mapping) -> dict[str, Any]:
+    """`settings` where the layer says nothing; of two ways to say the same, its own counts."""
+    said_otherwise = {name for pair in ONE_OF if set(pair) & layer.keys() for name in pair}
+    merged = {name: value for name, value in settings.items() if name not in said_otherwise}
+    for name, value in layer.items():
+        merged[name] = {**merged.get(name, {}), **value} if fields[name].type is dict else value
+    return merged
 
 
 def read_toml(path: str) -> dict[str, Any]:

@@ -3,13 +3,19 @@
 import dataclasses
 from dataclasses import dataclass
 
+from hpctrain.config.combinations import (
+    check_compress,
+    check_resume,
+    check_schedule,
+    check_shard_optimizer,
+    check_tuning,
+    early_stop_rule,
+)
 from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_value, flag, flag_name
 from hpctrain.plan.allreduce import CHOICES
-from hpctrain.plan.compression import goes_by, parse_compression
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
-from hpctrain.plan.tuning import constants_of
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
 PRECISIONS = ("float32", "float64", "bf16-mixed")
@@ -158,6 +164,23 @@ class Config:
     )
     seed: int = flag(0, "of weights, order of rows and dropout", minimum=0, metavar="N")
     run_dir: str | None = flag(None, "folder of this run, a new one; default: runs/TASK-TIME", metavar="PATH")
+    checkpoint_every: int | None = flag(
+        None,
+        "steps between checkpoints, from which --resume goes on; the last one is of the end",
+        minimum=1,
+        metavar="N",
+    )
+    keep_checkpoints: int = flag(2, "the newest checkpoints that stay", minimum=1, metavar="N")
+    resume: str | None = flag(
+        None,
+        "auto: go on from the newest whole checkpoint of --run-dir, or begin; or the folder of a checkpoint, of a run",
+        metavar="auto|PATH",
+    )
+    allow_change: str | None = flag(
+        None,
+        "of task, task-option, data, seed and optimizer: what may be another one than that of the checkpoint",
+        metavar="NAME,NAME",
+    )
     tensorboard: bool = flag(False, "write curves for TensorBoard into the run's folder")
     trace: bool = flag(False, "write trace.json, which rank did what when: for Perfetto and for `report`")
     on_nan: str = flag("stop", "what NaN or infinity in a loss or gradient does", choices=("stop", "skip"))
@@ -173,76 +196,10 @@ class Config:
             early_stop_rule(self.early_stop)
             if self.eval_every is None:
                 raise UsageError(f"--early-stop {self.early_stop}: needs --eval-every N, the steps between evaluations")
-        self._check_schedule()
-        self._check_shard_optimizer()
-        self._check_compress()
+        check_schedule(self)
+        check_shard_optimizer(self)
+        check_compress(self)
+        check_resume(self)
         check_servers(self)
         if isinstance(self.tuning, dict):  # the values themselves, as config.toml has them
             check_tuning(self.tuning)
-
-    def _check_schedule(self) -> None:
-        schedule = SCHEDULES[self.schedule]
-        if self.vertical_sync and self.schedule != "1f1b-async":
-            raise UsageError(f"--vertical-sync: belongs to --schedule 1f1b-async, not to {self.schedule}")
-        if self.pipeline_warmup != 1 and self.schedule not in ("1f1b", "zb-h1"):
-            raise UsageError(f"--pipeline-warmup: belongs to --schedule 1f1b or zb-h1, not to {self.schedule}")
-        if self.recompute and schedule.splits_backward:
-            raise UsageError(f"--recompute: --schedule {self.schedule} keeps what it puts off; take 1f1b")
-        if self.on_nan == "skip" and not schedule.flushes:
-            raise UsageError(
-                f"--on-nan skip: --schedule {self.schedule} never waits for all stages; take stop, or 1f1b"
-            )
-
-    def _check_shard_optimizer(self) -> None:
-        if self.shard_optimizer and self.servers:
-            raise UsageError(f"--shard-optimizer: leave --servers {self.servers} out, they step")
-        if self.shard_optimizer and not SCHEDULES[self.schedule].flushes:
-            raise UsageError(
-                f"--shard-optimizer: --schedule {self.schedule} has no flush, at which weights come together; take 1f1b"
-            )
-        if self.shard_optimizer and self.allreduce not in ("auto", "ring"):
-            raise UsageError(
-                f"--shard-optimizer: sums and weights go along the ring; leave --allreduce {self.allreduce} out"
-            )
-
-    def _check_compress(self) -> None:
-        try:
-            compression = parse_compression(self.compress)
-        except ValueError as error:
-            raise UsageError(f"--compress {self.compress}: {error}") from None
-        if not compression.keeps_rest:
-            return
-        if self.shard_optimizer or self.servers:
-            flag = "--shard-optimizer" if self.shard_optimizer else "--servers"
-            raise UsageError(f"--compress {self.compress}: each replica steps with the whole sum; leave {flag} out")
-        if not SCHEDULES[self.schedule].flushes:
-            raise UsageError(
-                f"--compress {self.compress}: --schedule {self.schedule} has no flush, at which all agree that a step"
-                " was made; take 1f1b"
-            )
-        if not goes_by(compression.kind, self.allreduce):
-            raise UsageError(
-                f"--compress {self.compress}: what is sent goes along the ring; leave --allreduce {self.allreduce} out"
-            )
-
-
-def check_tuning(values: dict) -> None:
-    """UsageError for what cannot be the constants of a file that `tune` wrote."""
-    try:
-        constants_of(values)
-    except ValueError as error:
-        raise UsageError(f"tuning: {error}") from None
-
-
-def early_stop_rule(text: str) -> tuple[str, int, str]:
-    """Metric, evaluations to wait, and `min` or `max`, of METRIC:N or METRIC:N:max.
-
-    Without the third part a metric with `accuracy` in its name is to grow, any other to shrink.
-    """
-    metric, _, rest = text.partition(":")
-    patience, _, better = rest.partition(":")
-    if not better:
-        better = "max" if "accuracy" in metric else "min"
-    if not metric or not patience.isdecimal() or int(patience) < 1 or better not in ("min", "max"):
-        raise UsageError(f"--early-stop {text}: expected METRIC:N or METRIC:N:max, such as loss:3")
-    return metric, int(patience), better

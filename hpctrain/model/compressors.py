@@ -50,6 +50,12 @@ class BucketCompressor(Protocol):
         """The exchange is over; not `applied`: the step was skipped, and everything should be as before it."""
         ...
 
+    def memory(self) -> Mapping[str, torch.Tensor]:
+        """By parameter, between two steps: what the next one begins with, the same on all ranks. It is saved in
+        checkpoints, and what was saved is copied into it. One without this method has nothing to keep.
+        """
+        ...
+
 
 class Compressor(Protocol):
     """`number` is that of the bucket, `parts` are by the name of the parameter; all ranks ask for the same."""

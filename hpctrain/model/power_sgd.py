@@ -34,23 +34,30 @@ class PowerSGD:
     ) -> "PowerBucket":
         generator = torch.Generator().manual_seed((self.seed << 20) + number)
         matrices, rest = [], []
-        for place, shape in parts.values():
+        for name, (place, shape) in parts.items():
             rows = shape[0] if len(shape) > 1 else 1
             columns = (place.stop - place.start) // rows if rows else 0
             if self.rank * (rows + columns) < rows * columns:
-                matrices.append(Matrix(place, rows, columns, self.rank, flat.dtype, generator))
+                matrices.append(Matrix(name, place, rows, columns, self.rank, flat.dtype, generator))
             else:
                 rest.append(place)
         return PowerBucket(matrices, rest, flat.dtype)
 
 
 class Matrix:
-    """One gradient of a bucket; `left`, `right` are this step's factors, `start` is the Q to begin with."""
+    """The gradient of parameter `name`: `left`, `right` are this step's factors, `start` the Q to begin with."""
 
     def __init__(
-        self, place: slice, rows: int, columns: int, rank: int, dtype: torch.dtype, generator: torch.Generator
+        self,
+        name: str,
+        place: slice,
+        rows: int,
+        columns: int,
+        rank: int,
+        dtype: torch.dtype,
+        generator: torch.Generator,
     ):
-        self.place, self.rows, self.columns, self.rank = place, rows, columns, rank
+        self.name, self.place, self.rows, self.columns, self.rank = name, place, rows, columns, rank
         self.start = torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(dtype)
         self.left = torch.zeros(rows, rank, dtype=dtype)
         self.right = torch.zeros(columns, rank, dtype=dtype)
@@ -97,3 +104,7 @@ class PowerBucket:
         for each in self._matrices:
             if applied and each.right.any():  # of a sum of zeros nothing is learnt
                 each.start, each.right = each.right, each.start
+
+    def memory(self) -> Mapping[str, torch.Tensor]:
+        """The Q to begin with."""
+        return {each.name: each.start for each in self._matrices}

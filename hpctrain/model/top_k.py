@@ -53,6 +53,9 @@ class TopKBucket:
     def settle(self, applied: bool) -> None:
         """Nothing is kept here."""
 
+    def memory(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Where the `count` largest magnitudes are, ascending; of equal ones the first. NaN counts as infinity."""

@@ -16,14 +16,17 @@ STEP_TAGS = {
 
 
 class Curves:
-    """Writes into `folder`, a new one."""
+    """Writes into `folder`. Points behind step `last` that it has are shown no more: they will be made again."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, last: int = 0):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(folder))
+        if last:
+            begins = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(self._event(wall_time=time.time(), step=last + 1, session_log=begins))
 
     def add(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl; what is None or not finite has no point on its curve."""

@@ -10,11 +10,13 @@ from typing import Any
 
 
 class MetricsFile:
-    """Appends to `path`, each line flushed. What a killed run left of an unfinished line is cut off first."""
+    """Appends to `path`, each line flushed. What a killed run left of an unfinished line is cut off first, and lines
+    behind those of step `last`, so that a run which goes on from there writes each step once.
+    """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, last: float = math.inf):
         self._file = Path(path).open("ab")  # noqa: SIM115 - open for as long as the run lasts
-        _cut_unfinished_line(self._file, Path(path))
+        self._file.truncate(_end_of(last, Path(path)))
 
     def write(self, line: dict[str, Any]) -> None:
         """Adds one object; its values are what JSON has: numbers, text, bool, None, and lists and dicts of these."""
@@ -46,6 +48,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cut_unfinished_line(file, path: Path) -> None:
-    content = path.read_bytes()
-    file.truncate(content.rfind(b"\n") + 1)
+def _end_of(step: float, path: Path) -> int:
+    """Bytes before the first line of a later step; before one that is no such line, as a killed run may leave it."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                    break
+            except (ValueError, TypeError, KeyError):
+                break
+            end += len(line)
+    return end

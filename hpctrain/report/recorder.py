@@ -9,12 +9,14 @@ from hpctrain.report.metrics import MetricsFile
 
 
 class Recorder:
-    """Of a run of `num_steps` into `folder`; `launched` as for ProgressLine."""
+    """Of a run of `num_steps` into `folder`; `launched` as for ProgressLine. `first`: the step to go on from, where the
+    folder may have lines of later ones, which will be made again.
+    """
 
-    def __init__(self, folder: Path, num_steps: int, launched: bool, tensorboard: bool = False):
-        self._metrics = MetricsFile(folder / "metrics.jsonl")
+    def __init__(self, folder: Path, num_steps: int, launched: bool, tensorboard: bool = False, first: int = 0):
+        self._metrics = MetricsFile(folder / "metrics.jsonl", first)
         self._progress = ProgressLine(num_steps, launched=launched)
-        self._curves = Curves(folder / "tensorboard") if tensorboard else None
+        self._curves = Curves(folder / "tensorboard", first) if tensorboard else None
         self._skipped = False
 
     def note(self, line: dict[str, Any]) -> None:

@@ -11,11 +11,12 @@ LOSS = "loss"
 
 class Agreement:
     """The one small exchange of a step: loss, items, norm, what is not finite on which rank, which parameters anybody
-    touched.
+    touched, who was asked to stop.
 
-    It is one vector of float64, summed over all ranks: [loss, squared norm, items of each replica, fault of each rank,
-    uses of each parameter]. `names` are all parameters of the model, the same list on every rank. A fault is 0, or 1
-    for the loss, 2 + 2 * the number of a parameter for its gradient, one more for the sum of its gradients.
+    It is one vector of float64, summed over all ranks: [loss, squared norm, requests to stop, items of each replica,
+    fault of each rank, uses of each parameter]. `names` are all parameters of the model, the same list on every rank. A
+    fault is 0, or 1 for the loss, 2 + 2 * the number of a parameter for its gradient, one more for the sum of its
+    gradients.
     """
 
     def __init__(self, names: list[str], mesh: Mesh):
@@ -23,8 +24,8 @@ class Agreement:
         self._names = names
         self._rank, self._replica = mesh.rank, mesh.replica
         replicas, ranks = mesh.grid.num_replicas, mesh.grid.num_ranks
-        self._vector = np.zeros(2 + replicas + ranks + len(names))
-        self._items, self._faults, self._uses = np.split(self._vector[2:], np.cumsum([replicas, ranks]))
+        self._vector = np.zeros(3 + replicas + ranks + len(names))
+        self._items, self._faults, self._uses = np.split(self._vector[3:], np.cumsum([replicas, ranks]))
         self._exchange = mesh.everybody.ring.one_shot(self._vector, "agree")
 
     def clear(self) -> None:
@@ -53,6 +54,10 @@ class Agreement:
         for name in names:
             self._uses[self._numbers[name]] = 1
 
+    def ask_to_stop(self) -> None:
+        """This rank was asked to leave; all are to, after this step."""
+        self._vector[2] = 1
+
     def exchange(self) -> None:
         self._exchange.start()
         self._exchange.wait()
@@ -60,6 +65,10 @@ class Agreement:
     @property
     def loss(self) -> float:
         return float(self._vector[0])
+
+    @property
+    def stop(self) -> bool:
+        return bool(self._vector[2])
 
     @property
     def norm(self) -> float:

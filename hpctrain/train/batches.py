@@ -34,20 +34,33 @@ class GlobalSampler:
         self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
         self.steps_per_epoch = -(-num_rows // batch_size)
         self._order = lru_cache(maxsize=2)(self._order_of)  # one that computes, and one that reads ahead
+        self.begin_at(0, 0)
+
+    def begin_at(self, step: int, num_rows: int) -> None:
+        """So many rows were gone through before `step`, be it in batches of another size: go on behind them."""
+        self._first_step, (self._first_epoch, self._skipped) = step, divmod(num_rows, self.num_rows)
+        self._steps_of_first = -(-(self.num_rows - self._skipped) // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
         """Row numbers of global batch `step` (from 0)."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        return self._order(epoch)[position * self.batch_size : (position + 1) * self.batch_size]
+        epoch, start = self._place(step)
+        return self._order(epoch)[start : start + self.batch_size]
 
     def num_rows_of(self, step: int) -> int:
         """Rows of global batch `step`, without looking for them."""
-        position = step % self.steps_per_epoch * self.batch_size
-        return min(self.batch_size, self.num_rows - position)
+        return min(self.batch_size, self.num_rows - self._place(step)[1])
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, that `step` belongs to."""
-        return step // self.steps_per_epoch
+        return self._place(step)[0]
+
+    def _place(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and where in its order it begins."""
+        step -= self._first_step
+        if step < self._steps_of_first:
+            return self._first_epoch, self._skipped + step * self.batch_size
+        epochs, position = divmod(step - self._steps_of_first, self.steps_per_epoch)
+        return self._first_epoch + 1 + epochs, position * self.batch_size
 
     def _order_of(self, epoch: int) -> np.ndarray:
         generator = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))

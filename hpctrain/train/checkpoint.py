@@ -5,7 +5,10 @@ are on disk. Who loads reads a checkpoint that all ranks agree on, after every b
 """
 
 import shutil
-from collections.abc import Callable
+import statistics
+import sys
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -17,52 +20,74 @@ from hpctrain.train import checkpoint_files as files
 from hpctrain.train.checkpoint_files import CheckpointError, File
 from hpctrain.train.checkpoint_pieces import Tensors, described, index, stored
 from hpctrain.train.checkpoint_state import State
-from hpctrain.train.errors import AgreedError
+from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.executor import Executor
-from hpctrain.train.trainer import TrainState
+from hpctrain.train.resume import check_whole, layout_of
+from hpctrain.train.train_state import TrainState
 
 FORGOTTEN = ("step_seconds",)  # of TrainState: times of steps that other ranks may have made
 
 
 class Checkpoints:
-    """Of a run, below `root`; the newest `keep` stay. Every method is collective over the ranks of `mesh`."""
+    """Of a run, below `root`; the newest ones stay, as many as --keep-checkpoints says.
 
-    def __init__(self, root: Path, config: Config, executor: Executor, mesh: Mesh, keep: int = 2):
-        self.root, self.config, self.executor, self.mesh, self.keep = root, config, executor, mesh, keep
-        self.state = State(executor)
+    Every method is collective over the ranks of `mesh`.
+    """
+
+    def __init__(self, root: Path, config: Config, executor: Executor, mesh: Mesh, data_sha256: str | None = None):
+        self.root, self.config, self.executor, self.mesh = root, config, executor, mesh
+        self.data_sha256, self.state = data_sha256, State(executor)
+        self.nbytes = 0  # of the last one that was saved
+        self.seconds: list[float] = []  # that saving took
+        self.num_failed = 0
 
     def check_room(self) -> None:
         """AgreedError where the checkpoints that are kept, and one more while it is written, will not fit."""
         nbytes = sum(self.mesh.world.all_gather_json(sum(each.values.nbytes for each in self.state.pieces())))
-        self._by_rank_0(lambda: self._find_room(nbytes))
+        on_first(self.mesh.world, lambda: self._find_room(nbytes))
 
     def save(self, progress: TrainState) -> Path:
         """Returns the folder, whole on disk. AgreedError where it cannot be written; those before it stay."""
-        step = progress.step
-        part = Path(self._by_rank_0(lambda: str(files.begin(self.root, step))))
+        step, began = progress.step, time.perf_counter()
+        part = Path(on_first(self.mesh.world, lambda: str(files.begin(self.root, step))))
         pieces = list(self.state.pieces())
-        written = self._all(lambda: self._write(part, pieces))
+        written = on_all(self.mesh.world, lambda: self._write(part, pieces))
         own = self.executor.update.items_seen
         parts = self.mesh.world.gather_json([written, described(pieces), own])
-        return Path(self._by_rank_0(lambda: str(self._seal(part, progress, parts))))
+        whole = Path(on_first(self.mesh.world, lambda: str(self._seal(part, progress, parts))))
+        self.seconds.append(time.perf_counter() - began)
+        return whole
 
-    def load(self, folder: Path) -> TrainState:
+    def try_save(self, progress: TrainState) -> None:
+        """As `save`; where it fails, a line says so and the run goes on."""
+        try:
+            self.save(progress)
+        except AgreedError as error:
+            self.num_failed += 1
+            if self.mesh.rank == 0:
+                print(f"note: no checkpoint of step {progress.step}: {error}; the run goes on", file=sys.stderr)
+
+    def figures(self) -> dict[str, Any]:
+        """For the summary: `seconds` is the median for which saving kept the ranks from training."""
+        seconds = statistics.median(self.seconds) if self.seconds else None
+        return {"saved": len(self.seconds), "failed": self.num_failed, "bytes": self.nbytes or None, "seconds": seconds}
+
+    def load(self, folder: Path, manifest: Mapping[str, Any] | None = None) -> TrainState:
         """Takes over what the folder holds. AgreedError, and nothing has changed, where it is not whole, or not of
-        this model.
+        this model. `manifest`: of a folder that was found whole just now.
         """
-        manifest = self._by_rank_0(lambda: files.read_manifest(folder))
-        listed = files.files_of(folder, manifest)  # the same on all ranks, so are its errors
-        self._all(lambda: [files.check_file(folder, each) for each in listed[self.mesh.rank :: self.mesh.size]])
-        state, tensors = self._all(lambda: _opened(folder, manifest, listed))
+        manifest = check_whole(folder, self.mesh.world) if manifest is None else manifest
+        listed = files.files_of(folder, manifest)
+        state, tensors = on_all(self.mesh.world, lambda: _opened(folder, manifest, listed))
         self._check_names(folder, tensors)
-        take = self._all(lambda: self.state.prepare(tensors))
+        take = on_all(self.mesh.world, lambda: self.state.prepare(tensors))
         take()
         seen = manifest["items_seen"]
         self.executor.update.items_seen = seen[self.mesh.replica] if len(seen) == self.mesh.data.size else 0.0
         return state
 
     def _find_room(self, nbytes: int) -> None:
-        number, free = self.keep + 1, shutil.disk_usage(_existing(self.root)).free
+        number, free = self.config.keep_checkpoints + 1, shutil.disk_usage(_existing(self.root)).free
         if free < nbytes * number:
             raise CheckpointError(
                 f"{self.root}: a checkpoint takes {nbytes / 1e6:.1f} MB, {number} of them are there at a time, and "
@@ -79,13 +104,15 @@ class Checkpoints:
             "hpctrain": __version__,
             "step": progress.step,
             "state": {key: value for key, value in asdict(progress).items() if key not in FORGOTTEN},
-            "layout": {"stages": grid.num_stages, "replicas": grid.num_replicas},
+            "layout": layout_of(grid, self.config.servers),
             "config": asdict(self.config),
+            "data_sha256": self.data_sha256,
             "items_seen": [parts[grid.rank(0, replica)][2] for replica in range(grid.num_replicas)],
             "contents": [contents for _, contents, _ in parts],
         }
         whole = files.seal(part, manifest, [File(*written) for written, _, _ in parts])
-        files.prune(self.root, self.keep)
+        self.nbytes = sum(nbytes for (_, nbytes, _), _, _ in parts)
+        files.prune(self.root, self.config.keep_checkpoints)
         return whole
 
     def _check_names(self, folder: Path, tensors: Tensors) -> None:
@@ -94,31 +121,6 @@ class Checkpoints:
         strange = sorted(key for key in tensors if key.startswith("weights/") and key not in own)
         if strange:
             raise AgreedError(f"{folder}: {strange[0]} is not in this model; is it of another task or other options?")
-
-    def _by_rank_0(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives on rank 0, as JSON has it, on all ranks; AgreedError where it fails."""
-        value, fault = _outcome(call) if self.mesh.rank == 0 else (None, None)
-        value, fault = self.mesh.world.broadcast_json([value, fault])
-        if fault is not None:
-            raise AgreedError(fault)
-        return value
-
-    def _all(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives on this rank; AgreedError on all where it fails on any."""
-        value, fault = _outcome(call)
-        for rank, told in enumerate(self.mesh.world.all_gather_json(fault)):
-            if told is not None:
-                raise AgreedError(f"rank {rank}: {told}")
-        return value
-
-
-def _outcome(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    try:
-        return call(), None
-    except OSError as error:
-        return None, f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
-    except ValueError as error:  # also a CheckpointError, a TableError
-        return None, str(error)
 
 
 def _opened(folder: Path, manifest: dict[str, Any], listed: list[File]) -> tuple[TrainState, Tensors]:

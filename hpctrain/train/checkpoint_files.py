@@ -23,6 +23,7 @@ from hpctrain.report.summary import write_json
 FORMAT = 1
 MANIFEST, LATEST = "manifest.json", "latest"
 NAME = re.compile(r"step-(\d{6,})")
+FIELDS = {"step": int, "state": dict, "layout": dict, "config": dict, "items_seen": list, "contents": list}
 MOST_BYTES = 256 << 20  # of a manifest
 BLOCK = 1 << 20  # bytes that are hashed at a time
 
@@ -132,6 +133,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: of format {version}, and this version reads format {FORMAT}")
     if manifest.pop("sha256", None) != _digest(manifest):
         raise CheckpointError(f"{path}: damaged, its sha256 is not that of what was written")
+    for key, kind in FIELDS.items():
+        if type(manifest.get(key)) is not kind:
+            raise CheckpointError(f"{path}: damaged, it has no {key} of a checkpoint")
     return manifest
 
 

@@ -4,8 +4,11 @@ weights/NAME                 a parameter; the replicas of its stage share out wh
 optimizer/NAME/SLOT          what the optimizer keeps of it: a number for each of its own, or one number
 buffers/REPLICA/NAME         running statistics and the like, which each replica has its own of
 tables/NAME/ids, values, ... the rows that exist, by ascending id, with their optimizer's state
+feedback/REPLICA/NAME        what --compress has left of the gradients of a replica; other numbers of them share it
+compressor/NAME              what a compressor begins the next step with
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -15,6 +18,7 @@ from hpctrain.plan.grid import split_evenly
 from hpctrain.train.checkpoint_files import CheckpointError
 from hpctrain.train.checkpoint_pieces import Piece
 from hpctrain.train.executor import Executor
+from hpctrain.train.feedback import FeedbackReduction
 from hpctrain.train.lookups import LocalRows
 
 
@@ -25,6 +29,7 @@ class State:
         self.executor, self.update, self.mesh = executor, executor.update, executor.update.mesh
         self.shard = getattr(self.update, "shard", None)
         self.parameters = executor.stage.named_parameters()
+        self.feedback = self.update.reduction if isinstance(self.update.reduction, FeedbackReduction) else None
 
     def pieces(self) -> Iterator[Piece]:
         """What this rank writes: no two ranks write the same."""
@@ -38,6 +43,11 @@ class State:
         for name, buffer in self.executor.stage.named_buffers().items():
             yield Piece.whole(f"buffers/{self.mesh.replica}/{name}", buffer)
         yield from self._rows()
+        if self.feedback is not None:
+            for name, kept in self.feedback.kept().items():
+                yield Piece.whole(f"feedback/{self.mesh.replica}/{name}", kept)
+            for name, value in self.feedback.memory().items() if self.mesh.replica == 0 else ():
+                yield Piece.whole(f"compressor/{name}", value)
 
     def names(self) -> set[str]:
         """Keys of the weights that this rank holds."""
@@ -48,8 +58,14 @@ class State:
         or of another model.
         """
         weights = {name: self._weight(tensors, name, each) for name, each in self.parameters.items()}
-        states = {name: self._state(tensors, name, *each) for name, each in self._stepped().items()}
+        slots: dict[str, dict[str, str]] = defaultdict(dict)
+        for key in tensors:
+            if key.startswith("optimizer/"):
+                name, _, slot = key.removeprefix("optimizer/").rpartition("/")
+                slots[name][slot] = key
+        states = {name: self._state(tensors, slots, name, *each) for name, each in self._stepped().items()}
         buffers = self._buffers(tensors)
+        kept, memory = self._kept(tensors), self._memory(tensors)
         tables = [table.prepare_state(_rows_of(tensors, name)) for name, table in self._tables().items()]
 
         def take() -> None:
@@ -57,6 +73,8 @@ class State:
             with torch.no_grad():
                 for name, values in (weights | buffers).items():
                     here[name].copy_(values)
+                for values, own in (*kept, *memory):
+                    own.copy_(values)
             for name, (parameter, _, _) in self._stepped().items():
                 self.executor.optimizer.state[parameter] = states[name]
             for each in tables:
@@ -115,19 +133,18 @@ class State:
         return _fitting(tensors[key], key, parameter)
 
     def _state(
-        self, tensors: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, start: int, whole: torch.Size
+        self, tensors: Mapping[str, torch.Tensor], slots: Mapping, name: str, parameter: nn.Parameter, start: int, whole
     ) -> dict[str, torch.Tensor]:
         """What the optimizer keeps of a parameter, or of a part of it; empty where it has not stepped it yet."""
-        prefix, found = f"optimizer/{self.update.tied.canonical(name)}/", {}
-        for key in tensors:
-            if key.startswith(prefix):
-                value = tensors[key]
-                if tuple(value.shape) == tuple(whole):
-                    flat = value.reshape(-1)[start : start + parameter.numel()]
-                    value = flat.reshape(parameter.shape).clone()
-                elif value.dim():
-                    raise CheckpointError(f"{key} of shape {list(value.shape)} does not fit one of {list(whole)}")
-                found[key.removeprefix(prefix)] = value
+        found = {}
+        for slot, key in slots.get(self.update.tied.canonical(name), {}).items():
+            value = tensors[key]
+            if tuple(value.shape) == tuple(whole):
+                flat = value.reshape(-1)[start : start + parameter.numel()]
+                value = flat.reshape(parameter.shape).clone()
+            elif value.dim():
+                raise CheckpointError(f"{key} of shape {list(value.shape)} does not fit one of {list(whole)}")
+            found[slot] = value
         return found
 
     def _buffers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -140,6 +157,28 @@ class State:
                 raise CheckpointError(f"the checkpoint has no {key}; is it of another task or other options?")
             found[name] = _fitting(tensors[key], key, buffer)
         return found
+
+    def _kept(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What was saved, and where it goes. Replica r takes what r, r + n, ... of those that saved had left, together:
+        none of it is lost.
+        """
+        if self.feedback is None:
+            return []
+        own, found = self.feedback.kept(), []
+        replicas = {int(key.split("/")[1]) for key in tensors if key.startswith("feedback/")}
+        for name, place in own.items():
+            total = torch.zeros_like(place)
+            for replica in sorted(replicas):
+                key = f"feedback/{replica}/{name}"
+                if replica % self.mesh.data.size == self.mesh.replica and key in tensors:
+                    total += _fitting(tensors[key], key, place)
+            found.append((total, place))
+        return found
+
+    def _memory(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        own = {} if self.feedback is None else self.feedback.memory()
+        saved = [(f"compressor/{name}", place) for name, place in own.items()]
+        return [(_fitting(tensors[key], key, place), place) for key, place in saved if key in tensors]
 
 
 def _fitting(values: torch.Tensor, key: str, wanted: torch.Tensor) -> torch.Tensor:

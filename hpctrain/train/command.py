@@ -12,13 +12,17 @@ from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config, UsageError, parse, to_toml
+from hpctrain.config.combinations import allowed_changes
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.tuning import Tuning
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
+from hpctrain.train.errors import AgreedError
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
+from hpctrain.train.resume import ANEW, Start, changes, check_same_run, find, parse_resumed
+from hpctrain.train.signals import StopSignals
 from hpctrain.train.tuned import tuned, tuning_notes
 
 
@@ -29,36 +33,50 @@ def run(argv: list[str], comm) -> int:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a sample of text may hold what a screen cannot show
-    prepared = mesh.world.broadcast_json(prepare(argv, mesh.world.size) if mesh.rank == 0 else None)
-    fault = prepared.get("usage") or prepare_nodes(prepared["config"], mesh)
+    try:
+        start = find(argv, mesh.world)
+        prepared = mesh.world.broadcast_json(prepare(argv, mesh.world.size, start) if mesh.rank == 0 else None)
+        fault = prepared.get("usage") or prepare_nodes(prepared["config"], mesh)
+    except AgreedError as error:
+        fault, prepared = str(error), {}
     if fault:
         if mesh.rank == 0:
             print(f"hpctrain: {fault}", file=sys.stderr)
-            if "folder" in prepared:
+            if "folder" in prepared and start.folder is None:
                 Path(prepared["folder"]).rmdir()
         mesh.close()
         return 2
+    start = replace(start, allowed=tuple(prepared["allowed"]))
     config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
         announce(config, folder, mesh.world.size)
-    tuning = Tuning.of(prepared["tuning"])
+    signals, tuning = StopSignals(), Tuning.of(prepared["tuning"])
+    try:
+        return carry_out(config, folder, comm, mesh, tuning, start, signals)
+    finally:
+        signals.close()
+
+
+def carry_out(
+    config: Config, folder: Path, comm, mesh: Mesh, tuning: Tuning, start: Start, signals: StopSignals
+) -> int:
+    """Trains in the layout that is asked for; `mesh`, of all ranks as replicas, is closed. Collective."""
     if config.servers:
         mesh.close()
-        return with_servers(config, folder, comm, tuning)
+        return with_servers(config, folder, comm, tuning, start, signals)
     if config.stages > 1 or config.tuning is not None:
         mesh.close()
         mesh = Mesh(comm, grid_of(config, mesh.size), tuning=tuning)
     # torch comes in here, after MPI and after every mistake that needs neither
     from hpctrain.train.run import run_training
 
-    code = run_training(config, folder, mesh)
-    mesh.close()
-    return code
+    with mesh:
+        return run_training(config, folder, mesh, start=start, signals=signals)
 
 
-def with_servers(config: Config, folder: Path, comm, tuning: Tuning) -> int:
+def with_servers(config: Config, folder: Path, comm, tuning: Tuning, start: Start, signals: StopSignals) -> int:
     """Trains on all ranks but the last, which serve. Collective."""
     with Roles(comm, config.servers) as roles:
         if roles.is_server:
@@ -68,7 +86,7 @@ def with_servers(config: Config, folder: Path, comm, tuning: Tuning) -> int:
         from hpctrain.train.run import run_training
 
         with Mesh(roles.peers, progress=roles.progress, tuning=tuning) as mesh:
-            return run_training(config, folder, mesh, roles)
+            return run_training(config, folder, mesh, roles, start, signals)
 
 
 def announce(config: Config, folder: Path, num_ranks: int) -> None:
@@ -82,11 +100,11 @@ def announce(config: Config, folder: Path, num_ranks: int) -> None:
     print(f"{short_name(config.task)}: {ranks}{serving}; files go to {folder}", flush=True)
 
 
-def prepare(argv: list[str], num_ranks: int) -> dict:
+def prepare(argv: list[str], num_ranks: int, start: Start = ANEW) -> dict:
     """On rank 0: the configuration and the run's folder, or under `usage` what is wrong with what was asked for."""
     name = ""
     try:
-        config, given = parse(argv)
+        config, given = parse(argv) if start.checkpoint is None else parse_resumed(argv, start, num_ranks)
         config, tuning = tuned(config, given)
         check_packages(config)
         config = settled(config, num_ranks)
@@ -94,20 +112,30 @@ def prepare(argv: list[str], num_ranks: int) -> dict:
         num_rows, num_held_out = lengths(prepared_task(config))
         if config.epochs is not None:
             config = replace(config, steps=config.epochs * -(-num_rows // config.global_batch_size), epochs=None)
-        folder = make_run_folder(config)
+        config = replace(config, **absolute(config))
+        if start.checkpoint is not None:
+            check_same_run(start, config)
+        folder = make_run_folder(config) if start.folder is None else begin_again(start.folder)
     except ValueError as error:
         return {"usage": explained(name, error) if name else str(error)}
     lines = notes(config, given, num_ranks, num_rows, num_held_out)
-    for note in (*lines, *tuning_notes(config, tuning, given, num_ranks)):
+    lines += tuning_notes(config, tuning, given, num_ranks)
+    if start.checkpoint is not None:
+        lines += changes(start, config, grid_of(config, num_ranks))
+    for note in lines:
         print(f"note: {note}", file=sys.stderr)
-    absolute = {
+    allowed, config = allowed_changes(config), replace(config, run_dir=None, resume=None, allow_change=None)
+    return {"config": asdict(config), "tuning": asdict(tuning), "folder": str(folder), "allowed": allowed}
+
+
+def absolute(config: Config) -> dict:
+    """Settings that name files, as they work from any folder, and all options of the task."""
+    return {
         "task": absolute_name(config.task),
         "task_option": settled_options(config.task, config.task_option),
         "aggregate": absolute_name(config.aggregate),
         "data": config.data and str(Path(config.data).absolute()),
-        "run_dir": None,
     }
-    return {"config": asdict(replace(config, **absolute)), "tuning": asdict(tuning), "folder": str(folder)}
 
 
 def lengths(task) -> tuple[int, int]:
@@ -204,6 +232,16 @@ def make_run_folder(config: Config) -> Path:
         except OSError as error:
             raise UsageError(f"--run-dir {folder}: {error.strerror}") from None
     raise UsageError(f"--run-dir {wanted}: exists already; name a new folder")
+
+
+def begin_again(folder: Path) -> Path:
+    """The folder of a run that goes on, which is not done any more. UsageError where nothing can be written there."""
+    try:
+        (folder / "summary.json").unlink(missing_ok=True)
+        (folder / "metrics.jsonl").touch()
+    except OSError as error:
+        raise UsageError(f"--resume auto: {folder}: {error.strerror}") from None
+    return folder
 
 
 def with_threads(config: Config, mesh: Mesh) -> Config:

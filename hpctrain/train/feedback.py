@@ -67,6 +67,12 @@ class BucketExchange:
             self.kept, self._left = self._left, self.kept
         self._compressor.settle(applied)
 
+    def kept_by_name(self) -> dict[str, torch.Tensor]:
+        return {name: self.kept[place] for name, place in self._places.items()}
+
+    def memory(self) -> Mapping[str, torch.Tensor]:
+        return self._compressor.memory() if hasattr(self._compressor, "memory") else {}
+
     @property
     def traffic(self) -> float:
         """Bytes that each rank sends a step, by those of the bucket; of a sum as a ring would send them."""
@@ -150,6 +156,14 @@ class FeedbackReduction:
         applied = applied and all(each.is_finite for each in self.collectives)
         for each in self.collectives:
             each.settle(applied, used)
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """By parameter, flat: what this rank has not sent yet."""
+        return {name: each for exchange in self.collectives for name, each in exchange.kept_by_name().items()}
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """By parameter: what its compressor goes on with, the same on all ranks."""
+        return {name: each for exchange in self.collectives for name, each in exchange.memory().items()}
 
     def figures(self) -> list[dict]:
         """For each bucket."""

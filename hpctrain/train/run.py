@@ -11,7 +11,6 @@ from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.stage import Stage
 from hpctrain.plan.compression import parse_compression
-from hpctrain.plan.program import ALL
 from hpctrain.report.console import print_closing
 from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
@@ -19,37 +18,56 @@ from hpctrain.tasks.load import build_task
 from hpctrain.train import facts
 from hpctrain.train.batches import Batches
 from hpctrain.train.build import build_evaluation, build_executor
-from hpctrain.train.checked import checked_baseline
+from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.executor import Executor
 from hpctrain.train.final import final_weights, save
-from hpctrain.train.optimizer import state_bytes
-from hpctrain.train.pipeline_summary import pipeline_figures
 from hpctrain.train.process import settle
+from hpctrain.train.resume import ANEW, CHECKPOINTS, Start, check_data
 from hpctrain.train.serve import part
-from hpctrain.train.service_summary import service_figures
+from hpctrain.train.signals import StopSignals
 from hpctrain.train.start import raise_where_different
+from hpctrain.train.summarise import or_note, summarise
 from hpctrain.train.tracing import Tracer
 from hpctrain.train.trainer import Trainer
-from hpctrain.train.tuned import figures
 
 
-def run_training(config: Config, folder: Path, mesh: Mesh, roles: Roles | None = None) -> int:
-    """Trains on all ranks of `mesh`; returns the exit code. Collective, also with the servers of `roles`."""
+def run_training(
+    config: Config,
+    folder: Path,
+    mesh: Mesh,
+    roles: Roles | None = None,
+    start: Start = ANEW,
+    signals: StopSignals | None = None,
+) -> int:
+    """Trains on all ranks of `mesh`, from where `start` says; returns the exit code. What `signals` note ends it.
+
+    Collective, also with the servers of `roles`.
+    """
     settle(config.threads)
     task = build_task(config.task, config.task_option, config.data)
-    recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard) if mesh.rank == 0 else None
-    stamp = data_stamp(task) if recorder else None
+    recorder = None
+    if mesh.rank == 0:
+        recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard, start.step)
     try:
         data_sha256 = same_data(task, mesh)
         trainer = build_trainer(config, task, mesh, recorder.note if recorder else lambda line: None, roles)
-        executor = trainer.executor
+        trainer.executor.update.is_asked_to_stop = signals.was_asked if signals else never
+        go_on(trainer, folder, start, data_sha256)
     except AgreedError as error:
-        if recorder:
-            recorder.close()
-            print(f"hpctrain: {error}", file=sys.stderr)
-            shutil.rmtree(folder, ignore_errors=True)  # which holds nothing yet, and is in the way of another try
+        give_up(recorder, error)
+        if recorder and start.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)  # holds nothing yet, and is in the way of another try
         return leave(2, roles)
+    return train_to_the_end(trainer, task, recorder, folder, roles, data_sha256)
+
+
+def train_to_the_end(
+    trainer: Trainer, task, recorder: Recorder | None, folder: Path, roles: Roles | None, data_sha256: str | None
+) -> int:
+    """Trains, saves the weights, evaluates, writes the summary; returns the exit code. Collective, with servers too."""
+    config, executor, mesh = trainer.config, trainer.executor, trainer.mesh
+    stamp = data_stamp(task) if recorder else None
     try:
         clock = Clock(mesh.world)
         tracer = Tracer(executor) if config.trace else None
@@ -59,10 +77,8 @@ def run_training(config: Config, folder: Path, mesh: Mesh, roles: Roles | None =
         if model is not None:
             save(model, tables, folder)
     except AgreedError as error:
-        if recorder:
-            recorder.close()
-            print(f"hpctrain: {error}", file=sys.stderr)
-        return leave(1, roles)
+        give_up(recorder, error)
+        return leave(error.code, roles)
     if recorder:
         recorder.close()
         print("evaluating on the held-out rows", flush=True)
@@ -77,6 +93,34 @@ def run_training(config: Config, folder: Path, mesh: Mesh, roles: Roles | None =
             print(f"note: --data {config.data}: changed or deleted since the run began", file=sys.stderr)
         leave_behind(summary, model, task, folder, launched(mesh))
     return roles.everybody.broadcast_json(0) if roles else 0
+
+
+def give_up(recorder: Recorder | None, error: AgreedError) -> None:
+    """Rank 0, which has a recorder, says why, in a line."""
+    if recorder:
+        recorder.close()
+        print(f"hpctrain: {error}", file=sys.stderr)
+
+
+def never() -> bool:
+    return False
+
+
+def go_on(trainer: Trainer, folder: Path, start: Start, data_sha256: str | None) -> None:
+    """Gives the trainer its checkpoints, and what `start` says was saved. AgreedError, before anything has changed,
+    where that cannot be, or where there is no room for what --checkpoint-every asks for. Collective.
+    """
+    config, executor, mesh = trainer.config, trainer.executor, trainer.mesh
+    trainer.checkpoints = Checkpoints(folder / CHECKPOINTS, config, executor, mesh, data_sha256)
+    if config.checkpoint_every is not None:
+        trainer.checkpoints.check_room()
+    if start.checkpoint is not None:
+        check_data(start, data_sha256)
+        trainer.state = trainer.checkpoints.load(start.checkpoint, start.manifest)
+        trainer.resumed_from = start.step
+        executor.batches.sampler.begin_at(trainer.state.step, trainer.state.rows)
+        if mesh.rank == 0:
+            print(f"goes on from step {trainer.state.step}, saved in {start.checkpoint}", flush=True)
 
 
 def build_trainer(config: Config, task, mesh: Mesh, note: Callable, roles: Roles | None) -> Trainer:
@@ -169,71 +213,6 @@ def same_rows(batches: Batches, mesh: Mesh) -> None:
     last = batches.sampler.num_rows - 1
     lines = [f"row {row} has sha256 {batches.row_sha256(row)}" for row in sorted({0, last // 2, last})]
     raise_where_different(mesh.world, lines, "reads different data", "rank")
-
-
-def summarise(
-    config: Config,
-    task,
-    trainer: Trainer,
-    mesh: Mesh,
-    hashes: dict,
-    clock: Clock,
-    metrics: dict[str, float],
-    servers: list[dict],
-) -> dict:
-    """The summary of a finished run, on every rank. Collective."""
-    executor, grid = trainer.executor, mesh.grid
-    waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
-    own = [*sent(executor, mesh), facts.peak_memory_bytes()]
-    by_rank = mesh.world.all_gather_json([*own, waited, state_bytes(executor.optimizer)])
-    data_share, optimizer_bytes = ([each[place] for each in by_rank] for place in (-2, -1))
-    by_rank = [each[:-2] for each in by_rank] + [[*each["sent"], each["memory"]] for each in servers]
-    bytes_sent, messages, control, memory = map(list, zip(*by_rank))
-    layout = {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": len(servers), "ranks": len(by_rank)}
-    return {
-        "done": True,
-        "task": config.task,
-        "layout": layout,
-        "schedule": config.schedule if grid.num_stages > 1 else None,
-        **trainer.figures(),
-        "data_waiting_share": data_share,
-        "baseline": or_note("baseline", lambda: checked_baseline(task.baseline()))
-        if mesh.rank == 0 and hasattr(task, "baseline")
-        else None,
-        "eval": metrics,
-        "bytes_sent_per_rank": bytes_sent,
-        "messages_sent_per_rank": messages,
-        "control_messages_per_rank": control,
-        "allreduce": executor.update.reduction.figures() if executor.update.served != ALL else None,
-        "tuning": figures(config),
-        **pipeline_figures(executor, clock.offset, trainer.longest_run, mesh),
-        **service_figures(config, executor, trainer.state.seconds, servers, mesh),
-        "peak_memory_bytes": memory,
-        "optimizer_state_bytes": optimizer_bytes,
-        "weights_sha256": hashes["weights_sha256"],
-        "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
-    }
-
-
-def sent(executor: Executor, mesh: Mesh) -> list[int]:
-    """Bytes, messages and control messages of this rank."""
-    rings = [mesh.data.ring.counters, *(part.ring.counters for part in mesh.parts)]
-    if mesh.everybody is not mesh.data:
-        rings.append(mesh.everybody.ring.counters)
-    by_ring = [(each.bytes_sent, each.messages_sent, each.control_messages) for each in rings]
-    client = getattr(executor.update, "client", None)
-    if client is not None:
-        by_ring.append((client.outbox.bytes_sent, client.outbox.messages_sent, client.outbox.control_messages))
-    return [sum(each) for each in zip(executor.passes.links.figures, *by_ring)]
-
-
-def or_note(member: str, call: Callable):
-    """What an ornament of the task gives; a note and None where it fails, for the run itself is whole."""
-    try:
-        return call()
-    except Exception as error:
-        print(f"note: no {member}: {type(error).__name__}: {error}", file=sys.stderr)
-        return None
 
 
 def leave_behind(summary: dict, model: Stage, task, folder: Path, launched: bool) -> None:

@@ -3,9 +3,7 @@
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from hpctrain.comm.mesh import Mesh
@@ -13,42 +11,28 @@ from hpctrain.config import Config, early_stop_rule
 from hpctrain.plan.learning_rate import learning_rate
 from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import SCHEDULES
-from hpctrain.train.errors import AgreedError
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.errors import AgreedError, Interrupted
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.executor import Executor
+from hpctrain.train.train_state import TrainState
 from hpctrain.train.update import StepResult
-
-REMEMBERED = 1000  # steps whose times count in the median
-
-
-@dataclass
-class TrainState:
-    """The only mutable state of a run besides weights and optimizer."""
-
-    step: int = 0
-    rows: int = 0
-    skipped_steps: int = 0
-    first_loss: float | None = None
-    final_loss: float | None = None
-    seconds: float = 0.0
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    evaluated_step: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: float | None = None  # of the metric that --early-stop watches
-    best_step: int | None = None
-    evaluations_since_best: int = 0
-    stopped_early: bool = False
 
 
 class Trainer:
-    """Runs the executor from the state's step to the last one. `note(line)` is told of every step and evaluation."""
+    """Runs the executor from the state's step to the last one. `note(line)` is told of every step and evaluation.
+
+    `checkpoints` has what --checkpoint-every asks for, and what is saved when a signal asks all ranks to leave.
+    """
 
     def __init__(
         self, config: Config, executor: Executor, mesh: Mesh, note: Callable, evaluation: Evaluation | None = None
     ):
         self.config, self.executor, self.mesh, self.note = config, executor, mesh, note
         self.evaluation = evaluation
+        self.checkpoints: Checkpoints | None = None
         self.state = TrainState()
+        self.resumed_from: int | None = None  # the step, of a run that went on
         self.longest_run = 1  # steps without an empty pipeline between them
         self.rate = partial(
             learning_rate,
@@ -61,15 +45,40 @@ class Trainer:
         executor.update.rate, executor.update.on_result = self.rate, self._account
 
     def train(self) -> None:
-        """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to. Collective."""
+        """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to; Interrupted where a signal asked
+        to leave and all is saved, another AgreedError where it cannot be. Collective.
+        """
         state = self.state
-        while state.step < self.config.steps and not state.stopped_early:
+        while not self._is_done:
             self._run_until(self._next_stop())
             if self._is_evaluated(state.step):
                 began = time.perf_counter()
                 metrics = self.evaluate()
                 self.note({"step": state.step, "eval": metrics, "seconds": time.perf_counter() - began})
                 self._watch(metrics)
+            self._save()
+
+    @property
+    def _is_done(self) -> bool:
+        return self.state.step >= self.config.steps or self.state.stopped_early
+
+    def _save(self) -> None:
+        """Where it is time to, or where this is the end: the last step, or that after which a signal is obeyed."""
+        if self.checkpoints is None:
+            return
+        every = self.config.checkpoint_every
+        if self._is_asked_to_stop() and not self._is_done:
+            folder = self.checkpoints.save(self.state)
+            run = folder.parent.parent
+            raise Interrupted(f"asked to stop: saved in {folder}; --resume auto --run-dir {run} goes on")
+        if every is not None and (self._is_done or self.state.step % every == 0):
+            self.checkpoints.try_save(self.state)
+
+    def _is_asked_to_stop(self) -> bool:
+        """Whether any rank was. Collective."""
+        if self._flushes:
+            return self.executor.update.result.stop
+        return any(self.mesh.world.all_gather_json(self.executor.update.is_asked_to_stop()))
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the held-out rows with the weights of this step. Collective."""
@@ -86,6 +95,7 @@ class Trainer:
         seconds = statistics.median(state.step_seconds) if state.step_seconds else None
         return {
             "steps": state.step,
+            "resumed_from": self.resumed_from,
             "stopped_early": state.stopped_early,
             "first_loss": state.first_loss,
             "final_loss": state.final_loss,
@@ -99,11 +109,17 @@ class Trainer:
         return every is not None and step % every == 0 and self.evaluation.num_rows > 0
 
     def _next_stop(self) -> int:
-        """The step at whose end all ranks are: each one, or the next evaluation where nobody waits for all."""
-        step, every = self.state.step, self.config.eval_every
-        if SCHEDULES[self.executor.name].flushes and self.executor.update.served == NOTHING:
+        """The step at whose end all ranks are: each one, or where nobody waits for all the next evaluation or save."""
+        step = self.state.step
+        if self._flushes:
             return step + 1
-        return min(self.config.steps, step + every - step % every if every else self.config.steps)
+        periods = filter(None, (self.config.eval_every, self.config.checkpoint_every))
+        return min(self.config.steps, *(step + every - step % every for every in periods), self.config.steps)
+
+    @property
+    def _flushes(self) -> bool:
+        """Whether all ranks meet after each step, and agree."""
+        return SCHEDULES[self.executor.name].flushes and self.executor.update.served == NOTHING
 
     def _run_until(self, stop: int) -> None:
         executor, step = self.executor, self.state.step

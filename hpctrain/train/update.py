@@ -32,13 +32,14 @@ from hpctrain.train.tied import TiedWeights
 class StepResult:
     """What all ranks know after a step: `loss` is the mean over `items`, None when there were none.
 
-    `gradient_norm` is that before clipping, None without clipping.
+    `gradient_norm` is that before clipping, None without clipping. `stop`: a rank was asked to leave.
     """
 
     loss: float | None
     items: float
     skipped: str | None = None
     gradient_norm: float | None = None
+    stop: bool = False
 
 
 class Update:
@@ -78,6 +79,7 @@ class Update:
         self.items_seen = 0.0  # by this replica, which its running statistics weigh by
         self.on_result: Callable[[StepResult], None] = lambda result: None
         self.rate: Callable[[int], float] | None = None
+        self.is_asked_to_stop: Callable[[], bool] = lambda: False  # this rank, by a signal
         self._agreement = Agreement(names, mesh)
         gradients.on_ready, gradients.on_gradient = self._start_reduction, mesh.progress.poll
         self.methods = {Op.REDUCE: self._reduce, Op.TIE: self._tie, Op.AGREE: self._agree, Op.STEP: self._step}
@@ -160,6 +162,8 @@ class Update:
         self._agreement.touch(self._rows)
         if self._looks:
             self._look_at_sums()
+        if self.is_asked_to_stop():
+            self._agreement.ask_to_stop()
         self._agreement.exchange()
 
     def _look_at_sums(self) -> None:
@@ -185,13 +189,14 @@ class Update:
         fault = agreed.fault()
         self.reduction.settle(fault is None and agreed.items > 0, self._names_of(agreed.touched()))
         if fault is not None:
-            self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}")
+            self.result = StepResult(None, agreed.items, f"step {self.step_number + 1}: {fault}", stop=agreed.stop)
             if self.on_nan == "stop":
                 raise NotFinite(self.result.skipped)
             self.statistics.restore()
         else:
             self.items_seen += agreed.own_items
-            self.result = StepResult(agreed.loss / agreed.items if agreed.items else None, agreed.items)
+            mean = agreed.loss / agreed.items if agreed.items else None
+            self.result = StepResult(mean, agreed.items, stop=agreed.stop)
             if agreed.items:
                 self._change_weights()
         self.on_result(self.result)

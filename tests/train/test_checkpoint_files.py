@@ -9,7 +9,14 @@ import torch
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.checkpoint_files import CheckpointError
 
-NOTES = {"step": 40, "state": {"step": 40, "loss": 1.25}, "tensors": {"weights/a": [[0, 0, 6]]}}
+NOTES = {
+    "step": 40,
+    "state": {"step": 40, "loss": 1.25},
+    "layout": {"stages": 1},
+    "config": {"seed": 0},
+    "items_seen": [3],
+    "contents": [],
+}
 
 
 def saved(root, step=40):

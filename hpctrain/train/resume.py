@@ -1,0 +1,197 @@
+"""Which checkpoint a run goes on from: found, and looked at byte by byte, before anything is built.
+
+`--resume auto` is for a command that is given again and again, as that of a job which is requeued: it goes on in the
+folder of its run. `--resume PATH` begins a new run, in a folder of its own, from what another one saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.comm.group import Group
+from hpctrain.config import Config, UsageError, flag_name, parse
+from hpctrain.config.combinations import KEPT, allowed_changes
+from hpctrain.config.servers import WITH_SERVERS
+from hpctrain.plan.grid import Grid
+from hpctrain.tasks.load import absolute_name, short_name
+from hpctrain.train import checkpoint_files as files
+from hpctrain.train.errors import AgreedError, on_all, on_first
+from hpctrain.train.layout import grid_of
+
+CHECKPOINTS = "checkpoints"  # in the folder of a run
+OF_A_START = ("run_dir", "resume", "allow_change", "epochs")  # settings that say nothing of the run itself
+BY_LAYOUT = ("num_microbatches", "threads")  # settings that are chosen for one, where nobody gives them
+BY_SCHEDULE = ("num_microbatches", "chunks", "pipeline_warmup", "vertical_sync")
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins: in `folder`, one that is there (None: a new one), from `checkpoint` (None: from nothing).
+
+    `allowed`: what of it may be other than it was saved.
+    """
+
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    allowed: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        return self.manifest.get("step", 0)
+
+
+ANEW = Start()
+
+
+def find(argv: list[str], group: Group) -> Start:
+    """What `--resume` asks for. AgreedError where there is no whole checkpoint, or none at all. Collective."""
+    listed = on_first(group, lambda: _candidates(argv))
+    folder = listed["folder"] and Path(listed["folder"])
+    faults = []
+    for name in listed["checkpoints"]:
+        try:
+            manifest = check_whole(Path(name), group)
+        except AgreedError as error:
+            faults.append(str(error))
+            continue
+        if group.rank == 0:
+            for fault in faults:
+                print(f"note: --resume: {fault}; the one before it is taken", file=sys.stderr)
+        return Start(folder, Path(name), manifest)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise AgreedError(f"--resume: no whole checkpoint: {faults[0]}{more}; begin anew in another --run-dir")
+    return Start(folder)
+
+
+def check_whole(checkpoint: Path, group: Group) -> dict[str, Any]:
+    """Its manifest. AgreedError where a byte of it is not what was written. The ranks share the reading. Collective."""
+    manifest = on_first(group, lambda: files.read_manifest(checkpoint))
+    own = files.files_of(checkpoint, manifest)[group.rank :: group.size]
+    on_all(group, lambda: [files.check_file(checkpoint, each) for each in own])
+    return manifest
+
+
+def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config, set[str]]:
+    """As `parse`, where what nobody gives stays as it was saved. What was chosen for another layout, or schedule, or
+    task, is chosen again. UsageError.
+    """
+    names = {each.name for each in dataclasses.fields(Config)} - set(OF_A_START)
+    saved = {name: value for name, value in start.manifest["config"].items() if name in names and value is not None}
+    unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, "task_option", "data"}
+    config, _ = parse(argv, {name: value for name, value in saved.items() if name not in unfit})
+    unfit = set(() if config.servers else WITH_SERVERS)
+    if start.manifest["layout"] != layout_of(grid_of(config, num_ranks), config.servers):
+        unfit |= set(BY_LAYOUT)
+    if config.schedule != saved.get("schedule"):
+        unfit |= set(BY_SCHEDULE)
+    if absolute_name(config.task) != saved.get("task"):
+        unfit |= {"task_option", "data"}
+    return parse(argv, {name: value for name, value in saved.items() if name not in unfit})
+
+
+def layout_of(grid: Grid, num_servers: int) -> dict[str, int]:
+    """As a manifest has it."""
+    return {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": num_servers}
+
+
+def check_same_run(start: Start, config: Config) -> None:
+    """UsageError where `config`, with absolute names, would be another run than the one that was saved."""
+    for name in set(KEPT) - {"data", *allowed_changes(config)}:  # of data the digest tells
+        saved, wanted = start.manifest["config"].get(name), getattr(config, name)
+        if saved != wanted:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{flag}: {start.checkpoint} was saved with {_shown(saved, wanted)}, and {_shown(wanted, saved)} is"
+                f" asked for; leave {flag} out, or add --allow-change {name.replace('_', '-')}"
+            )
+
+
+def changes(start: Start, config: Config, grid: Grid) -> list[str]:
+    """A line for each setting that is another one from here on."""
+    saved, layout = start.manifest["config"], layout_of(grid, config.servers)
+    lines = []
+    if layout != start.manifest["layout"]:
+        both = (start.manifest["layout"], layout)
+        before, now = (", ".join(f"{value} {name}" for name, value in each.items()) for each in both)
+        lines.append(f"--resume: saved by {before}; goes on with {now}")
+    for each in dataclasses.fields(Config):
+        before, now = saved.get(each.name), getattr(config, each.name)
+        if each.name not in OF_A_START and before != now:
+            lines.append(f"--resume: {flag_name(each)} was {_shown(before, now)}, from here on {_shown(now, before)}")
+    return lines
+
+
+def _shown(value: Any, other: Any) -> str:
+    """A setting in a line; of several options those that differ."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        differing = sorted(name for name in value.keys() | other.keys() if value.get(name) != other.get(name))
+        return ", ".join(f"{name}={value.get(name)}" for name in differing)
+    return "none" if value is None else f"{value}"
+
+
+def _candidates(argv: list[str]) -> dict[str, Any]:
+    """The run's folder, where it is to be one that is there, and checkpoints, the best first. UsageError."""
+    config, _ = parse(argv)
+    if config.resume is None:
+        return {"folder": None, "checkpoints": []}
+    if config.resume == "auto":
+        return _of_run(config)
+    path = Path(config.resume).absolute()
+    if (path / files.MANIFEST).exists() or files.NAME.fullmatch(path.name):
+        found = [path]
+    else:
+        found = files.newest_first(path / CHECKPOINTS) or files.newest_first(path)
+    if not found:
+        raise UsageError(f"--resume {config.resume}: no checkpoint is there; give auto, or a folder as step-000040")
+    return {"folder": None, "checkpoints": list(map(str, found))}
+
+
+def _of_run(config: Config) -> dict[str, Any]:
+    name = default_folder(config)
+    if name is None:
+        raise UsageError("--resume auto: needs --run-dir, the folder of the run (in a Slurm job it is that of the job)")
+    folder = Path(name).absolute()
+    found = files.newest_first(folder / CHECKPOINTS)
+    if not found:
+        if folder.exists():
+            _check_may_begin(folder)
+        print(f"note: --resume auto: no checkpoint in {name}, so the run begins", file=sys.stderr)
+    return {"folder": str(folder) if folder.exists() else None, "checkpoints": list(map(str, found))}
+
+
+def _check_may_begin(folder: Path) -> None:
+    """UsageError where a run that begins here would destroy something."""
+    try:
+        there = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UsageError(f"--resume auto: {folder}: {error.strerror}") from None
+    if "summary.json" in there:
+        raise UsageError(f"--resume auto: {folder} is of a run that is done and saved no checkpoint; name another")
+    if there and "config.toml" not in there:
+        raise UsageError(f"--resume auto: {folder} is there, and not the folder of a run; name another")
+
+
+def default_folder(config: Config) -> str | None:
+    """The folder that the same command finds again: `--run-dir`, or that of the job; None where there is neither."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return config.run_dir or (f"runs/{short_name(config.task)}-{job}" if job else None)
+
+
+def check_data(start: Start, data_sha256: str | None) -> None:
+    """AgreedError where the run would go on with other data."""
+    if "data" in start.allowed:
+        return
+    saved = start.manifest.get("data_sha256")
+    if saved != data_sha256:
+        raise AgreedError(
+            f"--data: {start.checkpoint} was saved with data of sha256 {saved}, and this is {data_sha256};"
+            " give the same, or add --allow-change data"
+        )

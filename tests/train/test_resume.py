@@ -1,0 +1,165 @@
+"""Runs that end and go on: the same bits as a run that never ended, whatever ended it, or a line that says why not."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from hpctrain.train import checkpoint_files as files
+from hpctrain.train import command
+from hpctrain.train.update import Update
+from tests.harness.launch import ROOT
+
+TOYS = f"{ROOT}/tests/train/toys.py"
+MASKED = ("--task", f"{TOYS}:Masked", "--task-option", "dropout=0.3", "--precision", "float64", "--batch-size", "13")
+SCHEDULE = ("--lr", "0.02", "--lr-schedule", "cosine", "--lr-warmup-steps", "3")
+RECOMMENDER = (
+    "--task",
+    f"{ROOT}/tests/train/recommender.py:Recommender",
+    "--precision",
+    "float64",
+    "--batch-size",
+    "9",
+)
+
+
+@pytest.fixture
+def start(comm, monkeypatch, shared_tmp_path):
+    """`start(name, *flags)` trains in the folder of that name, on all ranks; returns the exit code."""
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+
+    def run(name, *flags):
+        where = [] if name is None else ["--run-dir", str(shared_tmp_path / name)]
+        return command.run([*where, "--threads", "1", *flags], comm)
+
+    return run
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def losses(folder):
+    """By step, as the lines of metrics.jsonl have them; each step is there once."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*MASKED, *SCHEDULE, "--optimizer", "adam"),
+        (*MASKED, "--optimizer", "momentum", "--stages", "2", "--num-microbatches", "3"),
+        (*MASKED, *SCHEDULE, "--shard-optimizer"),
+        (*MASKED, "--stages", "2", "--schedule", "1f1b-async", "--optimizer", "sgd"),
+        (*MASKED, "--stages", "2", "--schedule", "2bw", "--optimizer", "adagrad", "--num-microbatches", "2"),
+        (*MASKED, "--compress", "topk:0.2"),
+        (*MASKED, "--compress", "powersgd:1"),
+        (*RECOMMENDER, "--batch-size", "9", "--optimizer", "adagrad", "--lr", "0.1"),
+        ("--task", f"{TOYS}:Mixing", "--batch-size", "12", "--steps", "9"),
+        ("--task", f"{TOYS}:Tied", "--stages", "2", "--batch-size", "12"),
+    ],
+    ids=lambda flags: " ".join(flags).replace(str(ROOT), ""),
+)
+def test_a_run_that_goes_on_has_the_bits_of_one_that_never_ended(comm, start, shared_tmp_path, flags):
+    """Saved in the middle of an epoch; data, schedule of rates, dropout and the optimizer's state go on."""
+    if "--stages" in flags and comm.size % 2:
+        pytest.skip("2 stages need an even number of ranks")
+    how = ("--steps", "9", "--eval-every", "3", "--checkpoint-every", "4", "--keep-checkpoints", "3", *flags)
+    assert start("whole", *how) == 0
+    saved = shared_tmp_path / "whole" / "checkpoints" / "step-000004"
+    assert start("second", "--resume", str(saved)) == 0
+    if comm.rank == 0:
+        whole, second = (shared_tmp_path / name for name in ("whole", "second"))
+        assert losses(second) == {step: loss for step, loss in losses(whole).items() if step > 4}
+        assert min(losses(second)) == 5
+        was, now = summary(whole), summary(second)
+        assert now["resumed_from"] == 4 and was["resumed_from"] is None and was["checkpoints"]["saved"] == 3
+        same = ("weights_sha256", "steps", "first_loss", "final_loss", "eval", "layout")
+        assert {name: now[name] for name in same} == {name: was[name] for name in same}
+
+
+@pytest.mark.mpi
+def test_auto_takes_the_newest_whole_checkpoint_and_says_so(comm, start, shared_tmp_path, capsys):
+    how = (*MASKED, "--steps", "8", "--checkpoint-every", "2", "--keep-checkpoints", "3", "--resume", "auto")
+    folder = shared_tmp_path / "run"
+    assert start("run", *how) == 0
+    assert (f"no checkpoint in {folder}, so the run begins" in capsys.readouterr().err) == (comm.rank == 0)
+    if comm.rank == 0:
+        was, before = summary(folder), losses(folder)
+        (folder / "summary.json").unlink()
+        damaged = folder / "checkpoints" / "step-000008" / "rank-0000.safetensors"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        (folder / "checkpoints" / "step-000006" / "manifest.json").unlink()
+    comm.barrier()
+    assert start("run", *how) == 0
+    told = capsys.readouterr()
+    if comm.rank == 0:
+        assert f"{damaged}: " in told.err and "step-000006" in told.err
+        assert f"goes on from step 4, saved in {folder}/checkpoints/step-000004" in told.out
+        assert summary(folder)["weights_sha256"] == was["weights_sha256"]
+        assert losses(folder) == before and len(before) == 8
+        assert [path.name for path in files.newest_first(folder / "checkpoints")][0] == "step-000008"
+    comm.barrier()
+    if comm.rank == 0:
+        for manifest in folder.glob("checkpoints/step-*/manifest.json"):
+            manifest.write_text("{}")
+    comm.barrier()
+    assert start("run", *how) == 2, "never a silent start from nothing"
+    told = capsys.readouterr().err
+    assert ("hpctrain: --resume: no whole checkpoint: " in told and "(and 2 more)" in told) == (comm.rank == 0)
+    assert (folder / "metrics.jsonl").exists()
+
+
+@pytest.mark.mpi
+def test_other_rates_rows_and_lengths_are_told_and_taken(comm, start, shared_tmp_path, capsys):
+    """11 steps of 13 rows, then 4 of 20: each epoch has every row of the 37 once, whatever the batches."""
+    assert start("first", *MASKED, "--steps", "4", "--checkpoint-every", "4") == 0
+    saved = shared_tmp_path / "first" / "checkpoints" / "step-000004"
+    capsys.readouterr()
+    assert start("second", "--resume", str(saved), "--batch-size", "20", "--steps", "7", "--lr", "0.5") == 0
+    told = capsys.readouterr().err
+    if comm.rank == 0:
+        for line in ("--global-batch-size was 13, from here on 20", "--steps was 4, from here on 7", "--lr was 0.003"):
+            assert f"note: --resume: {line}" in told
+        assert len(losses(shared_tmp_path / "second")) == 3
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+@pytest.mark.parametrize("flags", [(), ("--stages", "2"), ("--stages", "2", "--schedule", "1f1b-async")], ids=str)
+def test_a_signal_on_one_rank_has_all_save_and_leave(comm, start, shared_tmp_path, monkeypatch, capsys, number, flags):
+    """Twice in one step; what goes on from there has the bits of a run without a signal, where a step ends a flush."""
+    if flags and comm.size % 2:
+        pytest.skip("2 stages need an even number of ranks")
+    how = (*MASKED, "--steps", "8", "--checkpoint-every", "4", *flags)
+    assert start("whole", *how) == 0
+    begin = Update.begin
+
+    def begins(self, step):
+        if step == (2 if not flags else 3) and comm.rank == comm.size - 1:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        begin(self, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Update, "begin", begins)
+        before = signal.getsignal(number)
+        code = start("run", *how)
+        assert signal.getsignal(number) is before
+    folder = shared_tmp_path / "run"
+    if "1f1b-async" in flags:  # begins once a stretch, here not at step 3
+        assert code == 0
+        return
+    assert code == 75 and not (folder / "summary.json").exists()
+    assert ("asked to stop: saved in" in capsys.readouterr().err) == (comm.rank == 0)
+    assert start("run", "--resume", "auto") == 0
+    if comm.rank == 0:
+        whole = shared_tmp_path / "whole"
+        assert summary(folder)["weights_sha256"] == summary(whole)["weights_sha256"]
+        assert losses(folder) == losses(whole)
