@@ -1,12 +1,12 @@
 """What workers and servers write to each other: fixed binary headers, then numbers straight from memory.
 
     worker -> server   header | ids (where rows are meant) | values (of a push)
-    server -> worker   header | values (of an answer), or a line of text (of a refusal)
+    server -> worker   header | values (of an answer), or text (of a refusal a line, of what was KEPT JSON)
 
 An iteration is a PUSH for each table and one for the dense part, then FINISH. A header is HEADER_BYTES long; what
 follows it is cut as the Outbox has it. A worker's headers arrive in order, and the server takes the next only when all
 of the one before is there. Payloads of an answer carry the number of their request in the tag, so each lands where it
-belongs.
+belongs. After KEEP, of worker 0, JSON follows among the IDS: what to save, or to take over.
 """
 
 import struct
@@ -18,8 +18,8 @@ from hpctrain.comm.tags import SERVICE
 
 _HEADER = struct.Struct("<7q3d16x")
 HEADER_BYTES = _HEADER.size
-PULL, PUSH, FINISH, DONE = 1, 2, 3, 4  # of workers; a server answers DONE by itself
-VALUES, REFUSED = 5, 6  # of servers
+PULL, PUSH, FINISH, DONE, KEEP = 1, 2, 3, 4, 7  # of workers; a server answers DONE by itself
+VALUES, REFUSED, TOLD = 5, 6, 8  # of servers
 DENSE = -1  # in place of the number of a table
 
 TO_SERVER, IDS, PUSHED, TO_WORKER, TEXT, NOTES, START = (SERVICE[number] for number in range(7))

@@ -10,7 +10,8 @@ from hpctrain.plan.tuning import constants_of
 if TYPE_CHECKING:
     from hpctrain.config.settings import Config
 
-KEPT = ("task", "task_option", "data", "seed", "optimizer")  # what a run that goes on has to have as it was
+# that a run keeps as it goes on
+KEPT = ("task", "task_option", "data", "seed", "optimizer", "table_optimizer")
 
 
 def check_schedule(config: "Config") -> None:

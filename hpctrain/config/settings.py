@@ -178,7 +178,7 @@ class Config:
     )
     allow_change: str | None = flag(
         None,
-        "of task, task-option, data, seed and optimizer: what may be another one than that of the checkpoint",
+        "of task, task-option, data, seed, optimizer, table-optimizer: what may be another than in the checkpoint",
         metavar="NAME,NAME",
     )
     tensorboard: bool = flag(False, "write curves for TensorBoard into the run's folder")

@@ -1,4 +1,4 @@
-"""The tables of a parameter server: embedding rows that exist from their first touch on, and flat dense segments.
+"""The tables of a parameter server: embedding rows that exist from their first touch on.
 
 The same code serves one process, the shard of a server, and each replica of a ring; nothing here depends on where the
 ids or gradients come from. Gradients are sums over items; `scale` is 1 / items, multiplied in once, before the
@@ -10,15 +10,14 @@ hold a touched id: at random ids soon all of them, 40 MB for 10 million owned id
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hpctrain.model.gradients import ALIGNMENT
 from hpctrain.model.row_optimizers import RowOptimizer
-from hpctrain.model.row_values import OwnedIds, RowMemory, TableError, first_values, sum_duplicates
+from hpctrain.model.row_values import OwnedIds, RowMemory, first_values, sum_duplicates
 from hpctrain.plan.seeds import derive_seed
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
@@ -147,12 +146,15 @@ class EmbeddingTable:
         arrays = {name: torch.from_numpy(self._memory.take(name, slots)) for name in self._memory.arrays}
         return {"ids": self.touched()} | arrays
 
-    def prepare_state(self, state: Mapping[str, Tensor]) -> Callable[[], None]:
+    def prepare_state(self, state: Mapping[str, Tensor], fresh: bool = False) -> Callable[[], None]:
         """What makes this the table that `state` was taken of, when it is called, and cannot fail.
 
-        The ids must be those of this shard; their order is free. TableError for what cannot be a state of this table.
+        The ids must be those of this shard; their order is free. `fresh`: of `values` alone, the optimizer begins anew.
+        TableError for what cannot be a state of this table.
         """
         names = {"ids", *self._memory.arrays}
+        if fresh and state.keys() == {"ids", "values"}:
+            state = {**self._zeros(len(state["ids"])), **state}
         self._require(state.keys() == names, f"state of {sorted(state)}, not of {sorted(names)}")
         places = self._ids.places(state["ids"])
         self._require(len(np.unique(places)) == len(places), "state with an id more than once")
@@ -168,6 +170,14 @@ class EmbeddingTable:
             self._memory = memory
 
         return take
+
+    def _zeros(self, num_rows: int) -> dict[str, Tensor]:
+        """What the optimizer keeps of rows that it has not stepped."""
+        return {
+            name: torch.from_numpy(np.zeros_like(own, shape=(num_rows, *own.shape[1:])))
+            for name, own in (self._memory.arrays.items())
+            if name != "values"
+        }
 
     def _require(self, condition: bool, message: str) -> None:
         if not condition:
@@ -204,57 +214,3 @@ class EmbeddingTable:
         if len(bad):
             first = self._ids.ids(places[np.isin(places, bad)][0])
             raise self._ids.error(f"id {first} has a gradient with NaN or infinity")
-
-
-class DenseTable:
-    """Segments by name, each a parameter or a range of one, as parameters in one flat arena, stepped by torch.
-
-    `values` is the arena, flat, of one dtype; segment `name` lies in `values[places[name]]`, from a multiple of 64
-    bytes on, and zeros fill the gaps. `make_optimizer(list of nn.Parameter)` gives a torch optimizer.
-    """
-
-    def __init__(self, segments: Mapping[str, Tensor], make_optimizer: Callable, check_finite: bool = True):
-        dtypes = sorted({str(tensor.dtype) for tensor in segments.values()})
-        if len(dtypes) != 1:
-            raise TableError(f"dense table: segments of one dtype are needed, not of {', '.join(dtypes) or 'none'}")
-        self.dtype, self.check_finite = next(iter(segments.values())).dtype, check_finite
-        self.places: dict[str, slice] = {}
-        unit, offset = ALIGNMENT // self.dtype.itemsize, 0
-        for name, tensor in segments.items():
-            self.places[name] = slice(offset, offset + tensor.numel())
-            offset += -(-tensor.numel() // unit) * unit
-        self.values = _aligned(offset, self.dtype)
-        self.parameters = {}
-        for name, tensor in segments.items():
-            self.values[self.places[name]] = tensor.detach().reshape(-1)
-            self.parameters[name] = nn.Parameter(self.values[self.places[name]].view(tensor.shape))
-        self.optimizer: torch.optim.Optimizer = make_optimizer(list(self.parameters.values()))
-
-    def step(self, gradients: Tensor, *, touched: Iterable[str] | None = None, lr: float | None = None) -> None:
-        """One step of the segments named in `touched` (None: of all) with `gradients`, laid out as `values`.
-
-        The other segments and their optimizer state stay. `lr` is set in all parameter groups. After a TableError no
-        value has changed.
-        """
-        touched = set(self.parameters if touched is None else touched)
-        strange = sorted(touched - self.parameters.keys())
-        given, wanted = (gradients.dtype, tuple(gradients.shape)), (self.dtype, tuple(self.values.shape))
-        if strange:
-            raise TableError(f"dense table: there is no segment {strange[0]}")
-        if given != wanted:
-            raise TableError(f"dense table: gradients {given[0]} {given[1]}, not {wanted[0]} {wanted[1]}")
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients[self.places[name]].view_as(parameter) if name in touched else None
-            if self.check_finite and parameter.grad is not None and not parameter.grad.isfinite().all():
-                raise TableError(f"dense table: the gradient of {name} holds NaN or infinity")
-        if lr is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-        self.optimizer.step()
-
-
-def _aligned(count: int, dtype: torch.dtype) -> Tensor:
-    """`count` zeros, from a multiple of 64 bytes on."""
-    memory = torch.from_numpy(np.empty(count * dtype.itemsize + ALIGNMENT, np.uint8)).zero_()  # in huge pages
-    offset = -memory.data_ptr() % ALIGNMENT
-    return memory[offset : offset + count * dtype.itemsize].view(dtype)

@@ -31,6 +31,10 @@ class StalenessClock:
         self.running = [True] * num_workers
         self._parked: list[Parked] = []
 
+    def begin_at(self, clock: int) -> None:
+        """All workers have finished so many iterations, before anybody reads."""
+        self.clocks = [clock] * len(self.clocks)
+
     @property
     def min_clock(self) -> int:
         """Of the workers that still run; of all, when none does."""

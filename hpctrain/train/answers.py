@@ -94,6 +94,12 @@ class Answers:
         answer = header._replace(kind=messages.VALUES, count=count, version=self._shard.version, items=items, loss=loss)
         self._outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
 
+    def tell(self, worker: int, text: str) -> None:
+        """Answers KEEP."""
+        data = np.frombuffer(text.encode(), np.uint8)
+        self._outbox.post(worker, messages.TO_WORKER, Header(messages.TOLD, count=len(data)).pack(), control=True)
+        self._outbox.post(worker, messages.TEXT, data, control=True)
+
     def refuse(self, worker: int, header: Header, why: str) -> None:
         text = np.frombuffer(why.encode(), np.uint8)
         answer = Header(messages.REFUSED, header.table, header.request, header.clock, len(text))

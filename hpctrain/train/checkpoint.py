@@ -16,13 +16,15 @@ from typing import Any
 from hpctrain import __version__
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
+from hpctrain.plan.program import ALL, NOTHING
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.checkpoint_files import CheckpointError, File
-from hpctrain.train.checkpoint_pieces import Tensors, described, index, stored
+from hpctrain.train.checkpoint_pieces import Tensors, described, opened, stored
 from hpctrain.train.checkpoint_state import State
 from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.executor import Executor
 from hpctrain.train.resume import check_whole, layout_of
+from hpctrain.train.served_state import ask_servers
 from hpctrain.train.train_state import TrainState
 
 FORGOTTEN = ("step_seconds",)  # of TrainState: times of steps that other ranks may have made
@@ -43,7 +45,8 @@ class Checkpoints:
 
     def check_room(self) -> None:
         """AgreedError where the checkpoints that are kept, and one more while it is written, will not fit."""
-        nbytes = sum(self.mesh.world.all_gather_json(sum(each.values.nbytes for each in self.state.pieces())))
+        own = sum(self.mesh.world.all_gather_json(sum(each.values.nbytes for each in self.state.pieces())))
+        nbytes = own + sum(each["bytes"] for each in self._ask("measure"))
         on_first(self.mesh.world, lambda: self._find_room(nbytes))
 
     def save(self, progress: TrainState) -> Path:
@@ -52,8 +55,9 @@ class Checkpoints:
         part = Path(on_first(self.mesh.world, lambda: str(files.begin(self.root, step))))
         pieces = list(self.state.pieces())
         written = on_all(self.mesh.world, lambda: self._write(part, pieces))
+        served = [(each["file"], each["contents"], 0) for each in self._ask("save", folder=str(part))]
         own = self.executor.update.items_seen
-        parts = self.mesh.world.gather_json([written, described(pieces), own])
+        parts = (self.mesh.world.gather_json([written, described(pieces), own]) or []) + served
         whole = Path(on_first(self.mesh.world, lambda: str(self._seal(part, progress, parts))))
         self.seconds.append(time.perf_counter() - began)
         return whole
@@ -77,14 +81,29 @@ class Checkpoints:
         this model. `manifest`: of a folder that was found whole just now.
         """
         manifest = check_whole(folder, self.mesh.world) if manifest is None else manifest
-        listed = files.files_of(folder, manifest)
-        state, tensors = on_all(self.mesh.world, lambda: _opened(folder, manifest, listed))
+        saved = manifest["config"]
+        fresh = any(saved.get(name) != getattr(self.config, name) for name in ("optimizer", "table_optimizer"))
+        state = on_all(self.mesh.world, lambda: _state(folder, manifest))
+        tensors = on_all(self.mesh.world, lambda: opened(folder, fresh))
         self._check_names(folder, tensors)
-        take = on_all(self.mesh.world, lambda: self.state.prepare(tensors))
+        take = on_all(self.mesh.world, lambda: self.state.prepare(tensors, fresh))
+        self._ask("load", folder=str(folder), clock=state.step, fresh=fresh)
         take()
+        self.executor.update.begin_at(state.step)
         seen = manifest["items_seen"]
         self.executor.update.items_seen = seen[self.mesh.replica] if len(seen) == self.mesh.data.size else 0.0
         return state
+
+    def _ask(self, do: str, **what) -> list[dict[str, Any]]:
+        """What the servers answer, where there are any. AgreedError where one of them cannot. Collective."""
+        update = self.executor.update
+        if update.served == NOTHING:
+            return []
+        dense = update.gradients if update.served == ALL else None
+        shapes = {name: list(each.shape) for name, each in dense.parameters.items()} if dense else {}
+        places = {name: [dense.places[name].start, shape] for name, shape in shapes.items()} if dense else {}
+        question = {"do": do, "places": places, **what}
+        return on_first(self.mesh.world, lambda: ask_servers(update.client, question))
 
     def _find_room(self, nbytes: int) -> None:
         number, free = self.config.keep_checkpoints + 1, shutil.disk_usage(_existing(self.root)).free
@@ -123,13 +142,13 @@ class Checkpoints:
             raise AgreedError(f"{folder}: {strange[0]} is not in this model; is it of another task or other options?")
 
 
-def _opened(folder: Path, manifest: dict[str, Any], listed: list[File]) -> tuple[TrainState, Tensors]:
+def _state(folder: Path, manifest: Mapping[str, Any]) -> TrainState:
     """CheckpointError where the manifest does not say what it should."""
     known = {each.name for each in fields(TrainState)} - set(FORGOTTEN)
-    state = manifest.get("state")
-    if not isinstance(state, dict) or state.keys() != known or type(state["step"]) is not int:
+    state = manifest["state"]
+    if state.keys() != known or type(state["step"]) is not int:
         raise CheckpointError(f"{folder / files.MANIFEST}: damaged, state: {', '.join(sorted(known))} are expected")
-    return TrainState(**state), Tensors(folder, index(folder, listed, manifest.get("contents")))
+    return TrainState(**state)
 
 
 def _existing(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpctrain.train.checkpoint_files import MANIFEST, CheckpointError, File
+from hpctrain.train.checkpoint_files import MANIFEST, CheckpointError, File, files_of, read_manifest
 
 DTYPES = {str(each).removeprefix("torch."): each for each in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32,
@@ -152,3 +152,15 @@ class Tensors(Mapping):
                 return file.get_tensor(place.name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: damaged, or no safetensors file: {error}") from None
+
+
+def opened(folder: Path, fresh: bool = False) -> Tensors:
+    """Those of a checkpoint that was found whole; `fresh`: nothing of what optimizers keep. CheckpointError."""
+    manifest = read_manifest(folder)
+    saved = index(folder, files_of(folder, manifest), manifest["contents"])
+    return Tensors(folder, {key: each for key, each in saved.items() if not (fresh and _is_slot(key))})
+
+
+def _is_slot(key: str) -> bool:
+    """Whether an optimizer keeps it, of a parameter or of rows."""
+    return key.startswith("optimizer/") or (key.startswith("tables/") and not key.endswith(("/ids", "/values")))

@@ -3,12 +3,11 @@
 weights/NAME                 a parameter; the replicas of its stage share out who writes which
 optimizer/NAME/SLOT          what the optimizer keeps of it: a number for each of its own, or one number
 buffers/REPLICA/NAME         running statistics and the like, which each replica has its own of
-tables/NAME/ids, values, ... the rows that exist, by ascending id, with their optimizer's state
+tables/NAME/HOLDER/ids, ...  the rows that a holder has, by ascending id: values, and what the optimizer keeps of them
 feedback/REPLICA/NAME        what --compress has left of the gradients of a replica; other numbers of them share it
 compressor/NAME              what a compressor begins the next step with
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from hpctrain.plan.grid import split_evenly
 from hpctrain.train.checkpoint_files import CheckpointError
 from hpctrain.train.checkpoint_pieces import Piece
+from hpctrain.train.checkpoint_slots import rows_of, slot_pieces, slots_of, state_of
 from hpctrain.train.executor import Executor
 from hpctrain.train.feedback import FeedbackReduction
 from hpctrain.train.lookups import LocalRows
@@ -39,7 +39,7 @@ class State:
                 yield Piece.whole(f"weights/{name}", parameter.detach())
         for name, (parameter, start, whole) in self._stepped().items():
             if self.update.tied.canonical(name) == name and (self.shard is not None or name in own):
-                yield from self._slots(name, parameter, start, whole)
+                yield from slot_pieces(self.executor.optimizer, parameter, name, start, whole)
         for name, buffer in self.executor.stage.named_buffers().items():
             yield Piece.whole(f"buffers/{self.mesh.replica}/{name}", buffer)
         yield from self._rows()
@@ -53,20 +53,16 @@ class State:
         """Keys of the weights that this rank holds."""
         return {f"weights/{self.update.tied.canonical(name)}" for name in self.parameters}
 
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    def prepare(self, tensors: Mapping[str, torch.Tensor], fresh: bool = False) -> Callable[[], None]:
         """What takes this rank's part over when it is called, and cannot fail. CheckpointError where it is not there,
-        or of another model.
+        or of another model. `fresh`: the tensors have nothing of the optimizer, which begins anew.
         """
         weights = {name: self._weight(tensors, name, each) for name, each in self.parameters.items()}
-        slots: dict[str, dict[str, str]] = defaultdict(dict)
-        for key in tensors:
-            if key.startswith("optimizer/"):
-                name, _, slot = key.removeprefix("optimizer/").rpartition("/")
-                slots[name][slot] = key
-        states = {name: self._state(tensors, slots, name, *each) for name, each in self._stepped().items()}
+        slots, canonical = slots_of(tensors), self.update.tied.canonical
+        states = {name: state_of(tensors, slots, canonical(name), *each) for name, each in self._stepped().items()}
         buffers = self._buffers(tensors)
         kept, memory = self._kept(tensors), self._memory(tensors)
-        tables = [table.prepare_state(_rows_of(tensors, name)) for name, table in self._tables().items()]
+        tables = [table.prepare_state(rows_of(tensors, name), fresh) for name, table in self._tables().items()]
 
         def take() -> None:
             here = {**self.parameters, **self.executor.stage.named_buffers()}
@@ -94,7 +90,7 @@ class State:
 
     def _stepped(self) -> dict[str, tuple[nn.Parameter, int, torch.Size]]:
         """What this rank's optimizer steps, by name: where it begins in the whole parameter, and that one's shape."""
-        if self.executor.optimizer is None:
+        if self.executor.optimizer is None or not self.update.steps:
             return {}
         if self.shard is not None:
             return {
@@ -103,24 +99,13 @@ class State:
             }
         return {name: (each, 0, each.shape) for name, each in self.update.gradients.parameters.items()}
 
-    def _slots(self, name: str, parameter: nn.Parameter, start: int, whole: torch.Size) -> Iterator[Piece]:
-        for slot, value in self.executor.optimizer.state.get(parameter, {}).items():
-            key = f"optimizer/{name}/{slot}"
-            if not isinstance(value, torch.Tensor):
-                continue
-            if value.dim() == 0 and parameter.dim() != 0:
-                if start == 0:
-                    yield Piece.whole(key, value)
-            else:
-                yield Piece(key, tuple(whole), start, value)
-
     def _rows(self) -> Iterator[Piece]:
         """Replicas hold the same rows; the first one writes them."""
         if self.mesh.replica:
             return
         for name, table in self._tables().items():
             for slot, values in table.state().items():
-                yield Piece.whole(f"tables/{name}/{slot}", values)
+                yield Piece.whole(f"tables/{name}/0/{slot}", values)
 
     def _tables(self) -> dict:
         lookups = self.update.lookups
@@ -131,21 +116,6 @@ class State:
         if key not in tensors:
             raise CheckpointError(f"the checkpoint has no {key}; is it of another task or other options?")
         return _fitting(tensors[key], key, parameter)
-
-    def _state(
-        self, tensors: Mapping[str, torch.Tensor], slots: Mapping, name: str, parameter: nn.Parameter, start: int, whole
-    ) -> dict[str, torch.Tensor]:
-        """What the optimizer keeps of a parameter, or of a part of it; empty where it has not stepped it yet."""
-        found = {}
-        for slot, key in slots.get(self.update.tied.canonical(name), {}).items():
-            value = tensors[key]
-            if tuple(value.shape) == tuple(whole):
-                flat = value.reshape(-1)[start : start + parameter.numel()]
-                value = flat.reshape(parameter.shape).clone()
-            elif value.dim():
-                raise CheckpointError(f"{key} of shape {list(value.shape)} does not fit one of {list(whole)}")
-            found[slot] = value
-        return found
 
     def _buffers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Each replica's own, where there are as many; of other numbers those of the first."""
@@ -186,8 +156,3 @@ def _fitting(values: torch.Tensor, key: str, wanted: torch.Tensor) -> torch.Tens
         described = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (values, wanted)]
         raise CheckpointError(f"{key} is {described[0]}, and this model has {described[1]}")
     return values
-
-
-def _rows_of(tensors: Mapping[str, torch.Tensor], table: str) -> dict[str, torch.Tensor]:
-    prefix = f"tables/{table}/"
-    return {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}

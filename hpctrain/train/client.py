@@ -44,8 +44,8 @@ class ServiceClient:
         self.outbox = Outbox(roles.everybody.comm, self.progress)
         self._dense_sends: list[Any] = []
         self._memory = MessageMemory()
-        self._lines = [Line(each, roles.rank_of_server(each), self.outbox) for each in range(roles.num_servers)]
-        self._rounds = Notes(roles.everybody.comm, self._lines[0].rank) if roles.rank == 0 else None
+        self.lines = [Line(each, roles.rank_of_server(each), self.outbox) for each in range(roles.num_servers)]
+        self._rounds = Notes(roles.everybody.comm, self.lines[0].rank) if roles.rank == 0 else None
         self.notes = self._rounds.notes if self._rounds else deque()
         self.closed, roles.client = False, self
         self._broken: RankFailed | None = None
@@ -96,7 +96,7 @@ class ServiceClient:
         """Asks for the sum of what was pushed to the rows of a table in the round before, where the workers step."""
         pull = self._pull(table, self._empty(0, self.description.tables[table].width))
         pull.ids = torch.empty(0, dtype=torch.int64)
-        for line in self._lines:
+        for line in self.lines:
             self._ask(pull, line, Header(messages.PULL, table, 0, clock), None)
         return pull
 
@@ -119,12 +119,12 @@ class ServiceClient:
         `dense` may not be written to before `wait_sent`. ValueError for what has not the service's shapes or dtype.
         """
         self.description.check_push(rows or {}, dense)
-        finite = [True] * len(self._lines)
+        finite = [True] * len(self.lines)
         for table, (ids, sums) in sorted((rows or {}).items()):
             for line, chosen in self._shared_out(ids):
                 pushed = copy_rows(ids, chosen, self._memory.empty)
                 if len(pushed):
-                    self._tell(line, Header(messages.PUSH, table, 0, clock, len(pushed)))
+                    self.tell(line, Header(messages.PUSH, table, 0, clock, len(pushed)))
                     line.post(messages.IDS, pushed)
                     finite[line.server] &= line.post_gradients(copy_rows(sums, chosen, self._memory.empty))[0]
         masks = iter(touched or ())
@@ -134,12 +134,12 @@ class ServiceClient:
                 finite[line.server] &= self._push_dense(line, clock, dense[part.start : part.stop], mask)
             flags = 0 if finite[line.server] else messages.SUSPECT
             header = Header(messages.FINISH, messages.DENSE, 0, clock, items=items, loss=loss, lr=lr, flags=flags)
-            self._tell(line, header._replace(version=(read or {}).get(line.server, -1)))
+            self.tell(line, header._replace(version=(read or {}).get(line.server, -1)))
 
     def _push_dense(self, line: Line, clock: int, values: torch.Tensor, touched: list[bool]) -> bool:
         """Whether they are finite."""
         flags = 0 if all(touched) else messages.PARTLY
-        self._tell(line, Header(messages.PUSH, messages.DENSE, 0, clock, len(values), flags=flags))
+        self.tell(line, Header(messages.PUSH, messages.DENSE, 0, clock, len(values), flags=flags))
         if flags:
             line.post(messages.IDS, np.array(touched, np.uint8))
         finite, requests = line.post_gradients(values)
@@ -156,15 +156,15 @@ class ServiceClient:
         if self.closed:
             return
         self._broken = None
-        for line in self._lines:
-            self._tell(line, Header(messages.DONE))
-        self.progress.wait(lambda: self.poll() or (all(line.over for line in self._lines) and self.outbox.poll()))
+        for line in self.lines:
+            self.tell(line, Header(messages.DONE))
+        self.progress.wait(lambda: self.poll() or (all(line.over for line in self.lines) and self.outbox.poll()))
         for pull in list(self._pulls.values()):
             pull.take_back()
         self.closed = True
         self._forget()
         self.progress.remove(self)
-        for line in self._lines:
+        for line in self.lines:
             line.close()
         if self._rounds is not None:
             self._rounds.close()
@@ -186,7 +186,7 @@ class ServiceClient:
 
     def _take_all(self) -> None:
         self.outbox.poll()
-        for line in self._lines:
+        for line in self.lines:
             for header in line.answers():
                 self._take(line, header)
         for request, pull in list(self._pulls.items()):
@@ -214,7 +214,7 @@ class ServiceClient:
         return self.description.settings.update == "worker"
 
     def _last_words(self) -> str:
-        last = max((line.last for line in self._lines), key=lambda header: header.clock)
+        last = max((line.last for line in self.lines), key=lambda header: header.clock)
         what = self.description.name(last.table)
         return f"worker {self._rank} (rank {self._rank}) was at clock {last.clock}, its last word was of {what}"
 
@@ -231,9 +231,9 @@ class ServiceClient:
         self._pulls[request] = pull
         requests = None if memory is None else line.receive(request, memory)
         pull.parts[line.server] = Part(requests, memory or [], chosen)
-        self._tell(line, header._replace(request=request))
+        self.tell(line, header._replace(request=request))
 
-    def _tell(self, line: Line, header: Header) -> None:
+    def tell(self, line: Line, header: Header) -> None:
         if self.closed:
             raise RuntimeError("this client is done; what it pulls and pushes comes before done()")
         if self._broken:
@@ -242,14 +242,14 @@ class ServiceClient:
         self.progress.add(self)
 
     def _parts(self) -> Iterator[tuple[Line, DensePart]]:
-        return zip(self._lines, self.description.parts)
+        return zip(self.lines, self.description.parts)
 
     def _shared_out(self, ids: torch.Tensor) -> list[tuple[Line, torch.Tensor | None]]:
         """By server: which of the ids are its own; None: all."""
-        number = len(self._lines)
+        number = len(self.lines)
         if number == 1:
-            return [(self._lines[0], None)]
-        return [(line, (ids % number == line.server).nonzero()[:, 0]) for line in self._lines]
+            return [(self.lines[0], None)]
+        return [(line, (ids % number == line.server).nonzero()[:, 0]) for line in self.lines]
 
     def _empty(self, rows: int, width: int) -> torch.Tensor:
         return self._memory.empty(rows, width, dtype=self.description.torch_dtype)

@@ -21,6 +21,7 @@ class Line:
         self.server, self.rank, self._outbox = server, rank, outbox
         self.last = Header(messages.PULL)  # what was said last
         self.over = False  # nothing follows
+        self.told: str | None = None  # the last text that came
         self._posted: tuple[Any, np.ndarray] = self._listen()
 
     def tell(self, header: Header) -> None:
@@ -51,12 +52,14 @@ class Line:
         while self._posted[0].Test():
             header = Header.unpack(self._posted[1])
             self._posted = self._listen()
-            if header.kind == messages.REFUSED:
+            if header.kind in (messages.REFUSED, messages.TOLD):
                 text = np.empty(header.count, np.uint8)
                 for request in self._outbox.expect(self.rank, messages.TEXT, text):
                     wait_until(request.Test)
-                raise RankFailed(f"server {self.server}: {text.tobytes().decode()}")
-            if header.kind == messages.DONE:
+                self.told = text.tobytes().decode()
+                if header.kind == messages.REFUSED:
+                    raise RankFailed(f"server {self.server}: {self.told}")
+            elif header.kind == messages.DONE:
                 self.over = True
             else:
                 yield header

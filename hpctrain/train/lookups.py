@@ -10,7 +10,8 @@ import torch
 from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.lookup import Lookup
-from hpctrain.model.tables import EmbeddingTable, TableError
+from hpctrain.model.row_values import TableError
+from hpctrain.model.tables import EmbeddingTable
 from hpctrain.tasks.table import Table
 from hpctrain.train.batches import Batches, MicroBatch
 from hpctrain.train.client import ServiceClient

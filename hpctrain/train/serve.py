@@ -23,7 +23,9 @@ def serve(config: Config, folder: Path, roles: Roles) -> int:
 
 
 def open_log(folder: Path, server: int):
-    return (folder / f"server-{server}.jsonl").open("w", encoding="utf-8")
+    return (folder / f"server-{server}.jsonl").open(
+        "a", encoding="utf-8"
+    )  # of a run that went on: behind what there is
 
 
 def part(roles: Roles) -> list[dict]:

@@ -33,7 +33,7 @@ class ServedUpdate(Update):
         super().__init__(*args, **settings)
         self.client, self.flat = client, flat
         self._every, self._window = delay + 1, window
-        self._steps_here = client.description.settings.update == "worker"
+        self.steps = client.description.settings.update == "worker"
         self._numbers = {table.name: number for number, table in enumerate(client.description.tables)}
         self._segments: list[Segment] = [each for part in client.description.parts for each in part.segments]
         self._pulls: dict[int, list[Pull]] = {}  # by step: of the dense part, and of gradients of tables
@@ -49,6 +49,10 @@ class ServedUpdate(Update):
         self._loss = self._items = 0.0
         self.client.wait_sent()
         self.gradients.zero()
+
+    def begin_at(self, step: int) -> None:
+        """All workers and servers have done so many."""
+        self._num_told = step
 
     def run(self, first: int, stop: int) -> None:
         self._first, self._until = first, stop
@@ -80,7 +84,7 @@ class ServedUpdate(Update):
         if step in self._pulls or step == self._first or step % self._every:
             return
         clock = self._clock_of(step)
-        if self._steps_here:
+        if self.steps:
             self._pulls[step] = [self.client.pull(clock, self._memory())]
             self._pulls[step] += [self.client.pull_gradient(table, clock) for table in self._numbers.values()]
         else:
@@ -109,11 +113,11 @@ class ServedUpdate(Update):
     def _take(self, step: int) -> None:
         pulls = [pull.wait() for pull in self._pulls.pop(step, [])]
         self._read = pulls[0].versions if pulls else self._read
-        if pulls and self._steps_here:
+        if pulls and self.steps:
             self._apply(*pulls, step=step - 1)
         for pull in pulls:
             if pull.table < 0 and pull.values is not self.flat:
-                if not self._steps_here:
+                if not self.steps:
                     self.flat.copy_(pull.values)
                 self._unused.append(pull.values)
 
@@ -187,7 +191,7 @@ class ServedUpdate(Update):
     def end(self) -> None:
         """Waits for all workers: what follows sees all that was pushed, and nothing else."""
         stop = self._until
-        if self._steps_here:
+        if self.steps:
             self._ask(stop)
             self._take(stop)
         else:

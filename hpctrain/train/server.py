@@ -20,6 +20,7 @@ from hpctrain.comm.roles import Roles
 from hpctrain.train.answers import Answers
 from hpctrain.train.iteration import Refused
 from hpctrain.train.memory import MessageMemory
+from hpctrain.train.served_state import ServedState
 from hpctrain.train.service import Description, as_bytes, build_dense, build_tables
 from hpctrain.train.shard import Shard
 
@@ -57,6 +58,7 @@ class ParameterServer:
             self._log if self.description.settings.record else None,
         )
         self.answers = Answers(self.shard, self.outbox, self._memory, self._dtype)
+        self._state = ServedState(self.shard, self.description, roles.server, roles.num_servers)
 
     def serve(self) -> dict:
         """Answers until all workers are done; returns figures of this server, none where there was nothing to do."""
@@ -119,6 +121,8 @@ class ParameterServer:
                 yield from self._pull(worker, header)
             elif header.kind == messages.PUSH:
                 yield from self._push(worker, header)
+            elif header.kind == messages.KEEP:
+                yield from self._keep(worker, header)
             else:
                 yield from self._finish(worker, header)
 
@@ -182,6 +186,12 @@ class ParameterServer:
         how = header.clock, header.items, header.loss, header.lr, header.version, suspect
         self._safely(worker, header, lambda: self.shard.finish(worker, *how))
         self._release()
+
+    def _keep(self, worker: int, header: Header) -> Iterator[None]:
+        data = np.empty(header.count, np.uint8)
+        yield from self._receive(worker, data, messages.IDS)
+        yield from self._all_left()
+        self.answers.tell(worker, json.dumps(self._state.answer(json.loads(data.tobytes()))))
 
     def _safely(self, worker: int, header: Header, call) -> bool:
         """Whether it was refused, which the worker is told."""

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from hpctrain.comm.abort import RankFailed
+from hpctrain.model.dense_table import DenseTable
 from hpctrain.model.row_optimizers import build_row_optimizer
-from hpctrain.model.tables import DTYPES, DenseTable, EmbeddingTable
+from hpctrain.model.tables import DTYPES, EmbeddingTable
 from hpctrain.plan.sharding import DensePart, Segment, cut_dense
 from hpctrain.train.optimizer import build_optimizer
 

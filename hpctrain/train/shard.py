@@ -13,7 +13,9 @@ from math import inf
 import torch
 
 from hpctrain.comm.abort import RankFailed
-from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
+from hpctrain.model.dense_table import DenseTable
+from hpctrain.model.row_values import TableError
+from hpctrain.model.tables import EmbeddingTable
 from hpctrain.plan.staleness import StalenessClock
 from hpctrain.train.iteration import Gradient, Iteration, Refused
 from hpctrain.train.round import Round
@@ -54,6 +56,12 @@ class Shard:
     def num_segments(self) -> int:
         """Of the dense part."""
         return 0 if self.dense is None else len(self.dense.parameters)
+
+    def begin_at(self, clock: int) -> None:
+        """All workers have finished so many iterations, before this shard came to be."""
+        self.clock.begin_at(clock)
+        self._applied = self._complete = clock
+        self._write({"do": "load", "clock": clock})
 
     # ---- what workers push
 

@@ -51,6 +51,7 @@ class Update:
     """
 
     served = NOTHING  # what of the model servers hold
+    steps = True  # whether this rank's optimizer does
     gathers: Sequence[Collective] = ()  # by which STEP brings weights that other replicas stepped
 
     def __init__(
@@ -100,6 +101,9 @@ class Update:
         """Has the rows of tables that a step looks up."""
         if self.lookups is not None:
             self.lookups.load(step)
+
+    def begin_at(self, step: int) -> None:
+        """So many steps were made before this rank began."""
 
     def run(self, first: int, stop: int) -> None:
         """Steps from `first` to before `stop` come next."""

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.model.dense_table import DenseTable
 from hpctrain.model.row_optimizers import ROW_OPTIMIZERS, Sgd, build_row_optimizer
-from hpctrain.model.row_values import _log, first_values, sum_duplicates
-from hpctrain.model.tables import DenseTable, EmbeddingTable, TableError
+from hpctrain.model.row_values import TableError, _log, first_values, sum_duplicates
+from hpctrain.model.tables import EmbeddingTable
 from tests.harness.launch import ROOT
 
 FIRST = [

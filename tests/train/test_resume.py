@@ -163,3 +163,28 @@ def test_a_signal_on_one_rank_has_all_save_and_leave(comm, start, shared_tmp_pat
         whole = shared_tmp_path / "whole"
         assert summary(folder)["weights_sha256"] == summary(whole)["weights_sha256"]
         assert losses(folder) == losses(whole)
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("servers", ["1", "2"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*RECOMMENDER, "--batch-size", "9", "--optimizer", "adam", "--lr", "0.01"),
+        (*RECOMMENDER, "--batch-size", "9", "--update", "worker", "--optimizer", "adagrad", "--table-optimizer", "sgd"),
+        (*RECOMMENDER, "--batch-size", "9", "--dense-via", "ring", "--optimizer", "momentum", "--lr", "0.01"),
+        (*MASKED, "--optimizer", "adamw"),
+    ],
+    ids=lambda flags: " ".join(flags).replace(str(ROOT), ""),
+)
+def test_workers_and_servers_go_on_with_the_same_bits(comm, start, shared_tmp_path, servers, flags):
+    """Of what servers hold: dense optimizer states, which a border between two may cut, and rows with theirs."""
+    how = ("--steps", "9", "--checkpoint-every", "4", "--keep-checkpoints", "3", "--servers", servers, *flags)
+    assert start("whole", *how) == 0
+    assert start("second", "--resume", str(shared_tmp_path / "whole" / "checkpoints" / "step-000004")) == 0
+    if comm.rank == 0:
+        whole, second = (shared_tmp_path / name for name in ("whole", "second"))
+        assert losses(second) == {step: loss for step, loss in losses(whole).items() if step > 4}
+        was, now = summary(whole), summary(second)
+        same = ("weights_sha256", "final_loss", "eval", "layout")
+        assert {name: now[name] for name in same} == {name: was[name] for name in same}

@@ -1,0 +1,76 @@
+"""What optimizers keep of parameters and of rows, as pieces of a checkpoint, whoever holds which part of them."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from hpctrain.train.checkpoint_files import CheckpointError
+from hpctrain.train.checkpoint_pieces import Piece
+
+Slots = Mapping[str, Mapping[str, str]]  # by parameter and slot: the key
+
+
+def slot_pieces(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, start: int, whole: Sequence[int]
+) -> Iterator[Piece]:
+    """Of `parameter`, which is the numbers of `name` from `start` on; that one's shape is `whole`."""
+    for slot, value in optimizer.state.get(parameter, {}).items():
+        key = f"optimizer/{name}/{slot}"
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.dim() == 0 and parameter.dim() != 0:
+            if start == 0:
+                yield Piece.whole(key, value)
+        else:
+            yield Piece(key, tuple(whole), start, value)
+
+
+def slots_of(tensors: Mapping[str, torch.Tensor]) -> Slots:
+    """What a checkpoint has of optimizers."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for key in tensors:
+        if key.startswith("optimizer/"):
+            name, _, slot = key.removeprefix("optimizer/").rpartition("/")
+            found[name][slot] = key
+    return found
+
+
+def state_of(
+    tensors: Mapping[str, torch.Tensor],
+    slots: Slots,
+    name: str,
+    parameter: nn.Parameter,
+    start: int,
+    whole: Sequence[int],
+) -> dict[str, torch.Tensor]:
+    """The state for `parameter`, as `slot_pieces` has it; empty where nobody has stepped it yet. CheckpointError."""
+    found = {}
+    for slot, key in slots.get(name, {}).items():
+        value = tensors[key]
+        if tuple(value.shape) == tuple(whole):
+            flat = value.reshape(-1)[start : start + parameter.numel()]
+            value = flat.reshape(parameter.shape).clone()
+        elif value.dim():
+            raise CheckpointError(f"{key} of shape {list(value.shape)} does not fit one of {list(whole)}")
+        found[slot] = value
+    return found
+
+
+def rows_of(
+    tensors: Mapping[str, torch.Tensor], table: str, owner: int = 0, num_owners: int = 1
+) -> dict[str, torch.Tensor]:
+    """The state of the rows of a table whose ids leave remainder `owner`, whoever held them when it was saved."""
+    shards: dict[str, dict[str, str]] = defaultdict(dict)
+    for key in tensors:
+        if key.startswith(f"tables/{table}/"):
+            holder, _, slot = key.removeprefix(f"tables/{table}/").partition("/")
+            shards[holder][slot] = key
+    parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for names in shards.values():
+        ids = tensors[names["ids"]]
+        own = ids % num_owners == owner
+        for slot, key in names.items():
+            parts[slot].append(ids[own] if slot == "ids" else tensors[key][own])
+    return {slot: torch.cat(pieces) for slot, pieces in parts.items()}
