@@ -106,6 +106,11 @@ class Mesh:
         self.groups[-1].ring.constants = self.tuning.constants
         return self.groups[-1]
 
+    def add_world(self) -> Group:
+        """A further group of all ranks; closed with the mesh. Collective."""
+        self.parts.append(Group(duplicate(self.world.comm), self.progress))
+        return self.parts[-1]
+
     def add_pipe(self) -> Group:
         """A further group of the stages of this replica; closed with the mesh. Collective."""
         self.parts.append(Group(duplicate(self.pipe.comm), self.progress))

@@ -4,6 +4,7 @@ Every rank writes one file, all at the same time; rank 0 adds the manifest and g
 are on disk. Who loads reads a checkpoint that all ranks agree on, after every byte of it was looked at.
 """
 
+import math
 import shutil
 import statistics
 import sys
@@ -124,7 +125,7 @@ class Checkpoints:
             "step": progress.step,
             "state": {key: value for key, value in asdict(progress).items() if key not in FORGOTTEN},
             "layout": layout_of(grid, self.config.servers),
-            "config": asdict(self.config),
+            "config": {name: _in_json(value) for name, value in asdict(self.config).items()},
             "data_sha256": self.data_sha256,
             "items_seen": [parts[grid.rank(0, replica)][2] for replica in range(grid.num_replicas)],
             "contents": [contents for _, contents, _ in parts],
@@ -140,6 +141,11 @@ class Checkpoints:
         strange = sorted(key for key in tensors if key.startswith("weights/") and key not in own)
         if strange:
             raise AgreedError(f"{folder}: {strange[0]} is not in this model; is it of another task or other options?")
+
+
+def _in_json(value: Any) -> Any:
+    """JSON has no infinity."""
+    return "inf" if value == math.inf else value
 
 
 def _state(folder: Path, manifest: Mapping[str, Any]) -> TrainState:

@@ -11,6 +11,7 @@ from hpctrain.plan.program import actions, updates_after
 from hpctrain.plan.schedule import COMPUTES, SCHEDULES, Action, Op, Place
 from hpctrain.train.batches import Batches
 from hpctrain.train.passes import Passes
+from hpctrain.train.stop_vote import StopVote
 from hpctrain.train.straggle import Straggle
 from hpctrain.train.timing import Timing
 from hpctrain.train.update import StepResult, Update
@@ -26,6 +27,8 @@ class Executor:
     def __init__(self, passes: Passes, update: Update, name: str, place: Place):
         self.passes, self.update, self.name, self.place = passes, update, name, place
         self.straggle: Straggle | None = None
+        self.vote: StopVote | None = None  # where steps end without all ranks
+        self.was_stopped = False  # by the vote, in what was run last
         self.watchers: list[Callable[[Action, int, float, float], None]] = []
         self.timing = Timing()
         self._methods = {**passes.methods, **update.methods}
@@ -50,12 +53,19 @@ class Executor:
         return self.update.optimizer
 
     def run_steps(self, first: int, num_steps: int) -> None:
-        """As many steps from `first` on; without a flush the pipeline empties after the last of them only."""
+        """As many steps from `first` on, fewer where a vote ends them; without a flush the pipeline empties after the
+        last of them only.
+        """
+        self.was_stopped = False
         update, together = self.update, 1 if SCHEDULES[self.name].flushes else num_steps
         place = self.place._replace(num_updates=together)
         update.run(first, first + num_steps)
         for step in range(first, first + num_steps, together):
             self.run(actions(self.name, place, update.tied.adds_up, update.clip_norm is not None, update.served), step)
+            if self.was_stopped:
+                break
+        if self.vote is not None:
+            self.vote.finish()
         update.end()
 
     def run(self, actions: Iterable[Action], step: int) -> StepResult:
@@ -67,9 +77,16 @@ class Executor:
         self.update.begin(step)
         self.timing.begin()
         computed = 0.0  # seconds since the last update
+        begun = 0  # steps
         for action in actions:
+            number = self._steps_before(action)
+            if number == begun and not self.was_stopped:
+                begun += 1
+                self._begin_step(step + number)
+            elif number >= begun:  # of those that were to come behind the last one
+                continue
             if self.straggle is not None and action.op in (Op.REDUCE, Op.PUSH):
-                self.straggle.after(step + self._steps_before(action), computed)
+                self.straggle.after(step + number, computed)
                 computed = 0.0
             began = time.perf_counter()
             counts = action.op in COMPUTES and not self.passes.is_empty(action)
@@ -80,9 +97,14 @@ class Executor:
                 self.timing.add(action.op, began, ended)
                 computed += ended - began
             for watch in self.watchers:
-                watch(action, step + self._steps_before(action), began, ended)
+                watch(action, step + number, began, ended)
             self._progress.poll()
         return self.update.result
+
+    def _begin_step(self, step: int) -> None:
+        if self.vote is not None and self.vote.begin_step():
+            self.was_stopped = True
+            self.update.stop_after(step)
 
     def _steps_before(self, action: Action) -> int:
         """Steps of this run that are before that of the action: none, where each ends with a flush."""

@@ -7,6 +7,7 @@ folder of its run. `--resume PATH` begins a new run, in a folder of its own, fro
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -46,6 +47,13 @@ class Start:
     def step(self) -> int:
         return self.manifest.get("step", 0)
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that were saved, by name; those of this version."""
+        saved = self.manifest["config"]
+        known = {each.name: saved.get(each.name) for each in dataclasses.fields(Config)}
+        return {name: math.inf if value == "inf" else value for name, value in known.items()}
+
 
 ANEW = Start()
 
@@ -83,8 +91,7 @@ def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config
     """As `parse`, where what nobody gives stays as it was saved. What was chosen for another layout, or schedule, or
     task, is chosen again. UsageError.
     """
-    names = {each.name for each in dataclasses.fields(Config)} - set(OF_A_START)
-    saved = {name: value for name, value in start.manifest["config"].items() if name in names and value is not None}
+    saved = {name: value for name, value in start.config.items() if name not in OF_A_START and value is not None}
     unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, "task_option", "data"}
     config, _ = parse(argv, {name: value for name, value in saved.items() if name not in unfit})
     unfit = set(() if config.servers else WITH_SERVERS)
@@ -105,7 +112,7 @@ def layout_of(grid: Grid, num_servers: int) -> dict[str, int]:
 def check_same_run(start: Start, config: Config) -> None:
     """UsageError where `config`, with absolute names, would be another run than the one that was saved."""
     for name in set(KEPT) - {"data", *allowed_changes(config)}:  # of data the digest tells
-        saved, wanted = start.manifest["config"].get(name), getattr(config, name)
+        saved, wanted = start.config[name], getattr(config, name)
         if saved != wanted:
             flag = "--" + name.replace("_", "-")
             raise UsageError(
@@ -116,14 +123,14 @@ def check_same_run(start: Start, config: Config) -> None:
 
 def changes(start: Start, config: Config, grid: Grid) -> list[str]:
     """A line for each setting that is another one from here on."""
-    saved, layout = start.manifest["config"], layout_of(grid, config.servers)
+    saved, layout = start.config, layout_of(grid, config.servers)
     lines = []
     if layout != start.manifest["layout"]:
         both = (start.manifest["layout"], layout)
         before, now = (", ".join(f"{value} {name}" for name, value in each.items()) for each in both)
         lines.append(f"--resume: saved by {before}; goes on with {now}")
     for each in dataclasses.fields(Config):
-        before, now = saved.get(each.name), getattr(config, each.name)
+        before, now = saved[each.name], getattr(config, each.name)
         if each.name not in OF_A_START and before != now:
             lines.append(f"--resume: {flag_name(each)} was {_shown(before, now)}, from here on {_shown(now, before)}")
     return lines

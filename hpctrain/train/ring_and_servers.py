@@ -21,6 +21,9 @@ class RingAndServers(Update):
     def run(self, first: int, stop: int) -> None:
         self._until = stop
 
+    def stop_after(self, step: int) -> None:
+        self._until = step + 1
+
     def end(self) -> None:
         """Reads that follow see all that was pushed."""
         assert isinstance(self.lookups.source, ServedRows)

@@ -1,5 +1,6 @@
 """One run from its configuration to its summary: builds the parts, lets the Trainer train, leaves the folder behind."""
 
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from hpctrain.train.resume import ANEW, CHECKPOINTS, Start, check_data
 from hpctrain.train.serve import part
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.start import raise_where_different
+from hpctrain.train.stop_vote import LAG_OF_FREE, StopVote
 from hpctrain.train.summarise import or_note, summarise
 from hpctrain.train.tracing import Tracer
 from hpctrain.train.trainer import Trainer
@@ -52,7 +54,8 @@ def run_training(
     try:
         data_sha256 = same_data(task, mesh)
         trainer = build_trainer(config, task, mesh, recorder.note if recorder else lambda line: None, roles)
-        trainer.executor.update.is_asked_to_stop = signals.was_asked if signals else never
+        if signals is not None:
+            heed(signals, trainer)
         go_on(trainer, folder, start, data_sha256)
     except AgreedError as error:
         give_up(recorder, error)
@@ -102,8 +105,21 @@ def give_up(recorder: Recorder | None, error: AgreedError) -> None:
         print(f"hpctrain: {error}", file=sys.stderr)
 
 
-def never() -> bool:
-    return False
+def heed(signals: StopSignals, trainer: Trainer) -> None:
+    """Has all ranks leave when a signal asks one of them. Collective."""
+    config, executor, mesh = trainer.config, trainer.executor, trainer.mesh
+    executor.update.is_asked_to_stop = signals.was_asked
+    if not trainer.flushes and mesh.size > 1:
+        executor.vote = StopVote(mesh.add_world(), lag_of(config), signals.was_asked)
+
+
+def lag_of(config: Config) -> int:
+    """Steps by which some ranks are ahead of others, as a rule, where no step brings them together."""
+    if not config.servers:
+        return -(-config.stages // config.num_microbatches) + 1
+    if config.staleness == math.inf:
+        return LAG_OF_FREE
+    return int(config.staleness) + config.delay + config.delay_window + 2
 
 
 def go_on(trainer: Trainer, folder: Path, start: Start, data_sha256: str | None) -> None:

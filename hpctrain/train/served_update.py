@@ -57,6 +57,9 @@ class ServedUpdate(Update):
     def run(self, first: int, stop: int) -> None:
         self._first, self._until = first, stop
 
+    def stop_after(self, step: int) -> None:
+        self._until = step + 1
+
     def add_loss(self, microbatch: int, loss: float, items: float) -> None:
         if not math.isfinite(loss):
             raise RankFailed(f"step {self.step_number + 1}: not finite: the loss on rank {self.mesh.rank}")

@@ -76,9 +76,10 @@ class Trainer:
 
     def _is_asked_to_stop(self) -> bool:
         """Whether any rank was. Collective."""
-        if self._flushes:
-            return self.executor.update.result.stop
-        return any(self.mesh.world.all_gather_json(self.executor.update.is_asked_to_stop()))
+        executor = self.executor
+        if self.flushes:
+            return executor.update.result.stop
+        return executor.was_stopped or any(self.mesh.world.all_gather_json(executor.update.is_asked_to_stop()))
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the held-out rows with the weights of this step. Collective."""
@@ -111,13 +112,13 @@ class Trainer:
     def _next_stop(self) -> int:
         """The step at whose end all ranks are: each one, or where nobody waits for all the next evaluation or save."""
         step = self.state.step
-        if self._flushes:
+        if self.flushes:
             return step + 1
         periods = filter(None, (self.config.eval_every, self.config.checkpoint_every))
         return min(self.config.steps, *(step + every - step % every for every in periods), self.config.steps)
 
     @property
-    def _flushes(self) -> bool:
+    def flushes(self) -> bool:
         """Whether all ranks meet after each step, and agree."""
         return SCHEDULES[self.executor.name].flushes and self.executor.update.served == NOTHING
 

@@ -108,6 +108,9 @@ class Update:
     def run(self, first: int, stop: int) -> None:
         """Steps from `first` to before `stop` come next."""
 
+    def stop_after(self, step: int) -> None:
+        """That one is the last of them."""
+
     def end(self) -> None:
         """They are done."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train import command
-from hpctrain.train.update import Update
+from hpctrain.train.executor import Executor
 from tests.harness.launch import ROOT
 
 TOYS = f"{ROOT}/tests/train/toys.py"
@@ -130,39 +130,56 @@ def test_other_rates_rows_and_lengths_are_told_and_taken(comm, start, shared_tmp
         assert len(losses(shared_tmp_path / "second")) == 3
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
-@pytest.mark.parametrize("flags", [(), ("--stages", "2"), ("--stages", "2", "--schedule", "1f1b-async")], ids=str)
-def test_a_signal_on_one_rank_has_all_save_and_leave(comm, start, shared_tmp_path, monkeypatch, capsys, number, flags):
-    """Twice in one step; what goes on from there has the bits of a run without a signal, where a step ends a flush."""
-    if flags and comm.size % 2:
+SIGNALLED = [
+    (signal.SIGUSR1, (), 3),
+    (signal.SIGTERM, ("--stages", "2"), 3),
+    (signal.SIGINT, ("--servers", "1"), 3 + 2),
+    (signal.SIGUSR1, ("--stages", "2", "--schedule", "1f1b-async"), 3 + 2),
+    (signal.SIGTERM, ("--stages", "2", "--schedule", "2bw", "--num-microbatches", "3"), 3 + 2),
+    (signal.SIGUSR1, ("--servers", "1", "--staleness", "2", "--delay", "1"), 3 + 5),
+    (signal.SIGUSR1, ("--servers", "1", "--staleness", "1", "--delay-window", "2"), 3 + 5),
+    (signal.SIGINT, ("--servers", "1", "--staleness", "inf"), 3 + 64),
+    (signal.SIGUSR1, (*RECOMMENDER, "--servers", "2", "--staleness", "1"), 3 + 3),
+]
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("number, flags, last", SIGNALLED, ids=lambda value: str(value).replace(str(ROOT), ""))
+def test_a_signal_on_one_rank_has_all_save_and_leave(
+    comm, start, shared_tmp_path, monkeypatch, capsys, number, flags, last
+):
+    """Twice, as step 3 begins. Where a step ends with all ranks, the run that goes on has the bits of one without."""
+    if "--stages" in flags and comm.size % 2:
         pytest.skip("2 stages need an even number of ranks")
-    how = (*MASKED, "--steps", "8", "--checkpoint-every", "4", *flags)
-    assert start("whole", *how) == 0
-    begin = Update.begin
+    task = () if "--task" in flags else MASKED
+    how = (*task, "--batch-size", "13", "--steps", "70", "--checkpoint-every", "100", *flags)
+    begin, rank = Executor._begin_step, 1 if "--servers" in flags else comm.size - 1
 
     def begins(self, step):
-        if step == (2 if not flags else 3) and comm.rank == comm.size - 1:
+        if step == 2 and comm.rank == rank:
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
         begin(self, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Update, "begin", begins)
+        patched.setattr(Executor, "_begin_step", begins)
         before = signal.getsignal(number)
         code = start("run", *how)
         assert signal.getsignal(number) is before
     folder = shared_tmp_path / "run"
-    if "1f1b-async" in flags:  # begins once a stretch, here not at step 3
-        assert code == 0
-        return
-    assert code == 75 and not (folder / "summary.json").exists()
+    assert code == 75
     assert ("asked to stop: saved in" in capsys.readouterr().err) == (comm.rank == 0)
-    assert start("run", "--resume", "auto") == 0
     if comm.rank == 0:
-        whole = shared_tmp_path / "whole"
-        assert summary(folder)["weights_sha256"] == summary(whole)["weights_sha256"]
-        assert losses(folder) == losses(whole)
+        assert not (folder / "summary.json").exists()
+        assert [path.name for path in files.newest_first(folder / "checkpoints")] == [files.name_of(last)]
+    assert start("run", "--resume", "auto") == 0
+    whole = shared_tmp_path / "whole"
+    assert start("whole", *how) == 0
+    if comm.rank == 0:
+        assert summary(folder)["steps"] == len(losses(folder)) == 70
+        if "1f1b-async" not in flags and "2bw" not in flags and "--staleness" not in flags:
+            assert summary(folder)["weights_sha256"] == summary(whole)["weights_sha256"]
+            assert losses(folder) == losses(whole)
 
 
 @pytest.mark.mpi(min_size=3)
