@@ -153,7 +153,7 @@ def _abort_job(error: BaseException) -> None:
         _flush()
         time.sleep(0.1)  # what was printed is on its way to the launcher, which ends this process next
     finally:  # a second interrupt, or a full disk under standard error, must not keep the others waiting
-        _end_all(code)
+        end_job(code)
 
 
 def _pass_on() -> None:
@@ -164,7 +164,8 @@ def _pass_on() -> None:
         sys.__stderr__.flush()
 
 
-def _end_all(code: int) -> None:
+def end_job(code: int) -> None:
+    """Ends all ranks with `code`, at once, from any thread."""
     world = _world()
     if world is not None:
         world.Abort(code)

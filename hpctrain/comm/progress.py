@@ -51,7 +51,14 @@ class Progress:
 
     def __init__(self):
         self._active: list[Operation] = []
+        self.doing: object = "nothing yet"  # what this rank has begun last
+        self.num_begun, self.is_patient = 0, False
         sleep_precisely()
+
+    def begin(self, what: object, is_patient: bool = False) -> None:
+        """Says what this rank does next, so that a watchdog sees it get on. `is_patient`: it may take for ever."""
+        self.doing, self.is_patient = what, is_patient
+        self.num_begun += 1
 
     def add(self, operation: Operation) -> None:
         if operation not in self._active:

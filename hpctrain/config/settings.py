@@ -183,6 +183,13 @@ class Config:
     )
     tensorboard: bool = flag(False, "write curves for TensorBoard into the run's folder")
     trace: bool = flag(False, "write trace.json, which rank did what when: for Perfetto and for `report`")
+    stall_seconds: float = flag(
+        600.0,
+        "no rank gets on for so long: each says what it is doing, and all end with 76",
+        above=0,
+        infinite=True,
+        metavar="SECONDS",
+    )
     on_nan: str = flag("stop", "what NaN or infinity in a loss or gradient does", choices=("stop", "skip"))
 
     def __post_init__(self):

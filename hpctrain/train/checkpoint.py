@@ -53,6 +53,7 @@ class Checkpoints:
     def save(self, progress: TrainState) -> Path:
         """Returns the folder, whole on disk. AgreedError where it cannot be written; those before it stay."""
         step, began = progress.step, time.perf_counter()
+        self.mesh.progress.begin("saving a checkpoint", is_patient=True)
         part = Path(on_first(self.mesh.world, lambda: str(files.begin(self.root, step))))
         pieces = list(self.state.pieces())
         written = on_all(self.mesh.world, lambda: self._write(part, pieces))
@@ -61,6 +62,7 @@ class Checkpoints:
         parts = (self.mesh.world.gather_json([written, described(pieces), own]) or []) + served
         whole = Path(on_first(self.mesh.world, lambda: str(self._seal(part, progress, parts))))
         self.seconds.append(time.perf_counter() - began)
+        self.mesh.progress.begin("what follows a checkpoint")
         return whole
 
     def try_save(self, progress: TrainState) -> None:

@@ -87,6 +87,7 @@ def outputs_of(
     place = Place(mesh.stage, mesh.grid.num_stages, num_chunks=len(stage.parts))
     waiting: dict[Action, Any] = {}
     for action in forwards(place, num_batches):
+        mesh.progress.begin(f"{action} of an evaluation")
         first, last = stage.is_first(action.chunk), stage.is_last(action.chunk)
         if action.op is Op.RECV_F:
             waiting[action] = links.take(Op.RECV_F, action.chunk)

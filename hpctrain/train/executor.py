@@ -89,6 +89,7 @@ class Executor:
                 self.straggle.after(step + number, computed)
                 computed = 0.0
             began = time.perf_counter()
+            self._progress.begin((action, step + number))
             counts = action.op in COMPUTES and not self.passes.is_empty(action)
             self._arm(action)
             self._methods[action.op](action)

@@ -27,6 +27,7 @@ from hpctrain.train.process import settle
 from hpctrain.train.resume import ANEW, CHECKPOINTS, Start, check_data
 from hpctrain.train.serve import part
 from hpctrain.train.signals import StopSignals
+from hpctrain.train.stall import watching
 from hpctrain.train.start import raise_where_different
 from hpctrain.train.stop_vote import LAG_OF_FREE, StopVote
 from hpctrain.train.summarise import or_note, summarise
@@ -74,9 +75,11 @@ def train_to_the_end(
     try:
         clock = Clock(mesh.world)
         tracer = Tracer(executor) if config.trace else None
-        trainer.train()
-        executor.batches.close()
-        model, tables, weights_sha256 = final_weights(config, task, executor, mesh)
+        with watching(config, folder, trainer, roles):
+            trainer.train()
+            executor.batches.close()
+            mesh.progress.begin("bringing the weights together", is_patient=True)
+            model, tables, weights_sha256 = final_weights(config, task, executor, mesh)
         if model is not None:
             save(model, tables, folder)
     except AgreedError as error:

@@ -8,6 +8,7 @@ from hpctrain.config import Config
 from hpctrain.train import facts
 from hpctrain.train.process import settle
 from hpctrain.train.server import ParameterServer
+from hpctrain.train.stall import watching_server
 
 
 def serve(config: Config, folder: Path, roles: Roles) -> int:
@@ -16,7 +17,8 @@ def serve(config: Config, folder: Path, roles: Roles) -> int:
     with ExitStack() as files:
         record = files.enter_context(open_log(folder, roles.server)) if config.record_log else None
         server = ParameterServer(roles, record)
-        figures = server.serve()
+        with watching_server(config, folder, roles, server.shard):
+            figures = server.serve()
     sent = [server.outbox.bytes_sent, server.outbox.messages_sent, server.outbox.control_messages]
     roles.everybody.all_gather_json({"server": figures, "sent": sent, "memory": facts.peak_memory_bytes()})
     return roles.everybody.broadcast_json(None)

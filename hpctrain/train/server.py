@@ -45,6 +45,7 @@ class ParameterServer:
         self._last: dict[int, Header] = {}  # by worker
         told = roles.everybody.broadcast_json(None)
         self.description = Description.from_json(told) if told else None
+        self.shard: Shard | None = None
         if self.description is None:
             return
         self._dtype = self.description.torch_dtype
@@ -73,6 +74,7 @@ class ParameterServer:
                     del listening[worker]
             self.outbox.poll()
             if self._moved:
+                self._roles.progress.begin("serving")
                 busy, backoff = busy + time.perf_counter() - start, Backoff()
             else:
                 backoff.pause()
