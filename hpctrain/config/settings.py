@@ -171,6 +171,7 @@ class Config:
         metavar="N",
     )
     keep_checkpoints: int = flag(2, "the newest checkpoints that stay", minimum=1, metavar="N")
+    checkpoint_async: bool = flag(False, "write checkpoints while training goes on, from a copy in memory")
     resume: str | None = flag(
         None,
         "auto: go on from the newest whole checkpoint of --run-dir, or begin; or the folder of a checkpoint, of a run",

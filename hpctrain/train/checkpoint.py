@@ -1,15 +1,16 @@
 """Saving a run and going on from what was saved: all ranks together, one folder for each checkpoint.
 
-Every rank writes one file, all at the same time; rank 0 adds the manifest and gives the folder its name when all files
-are on disk. Who loads reads a checkpoint that all ranks agree on, after every byte of it was looked at.
+Every rank writes one file, all at the same time, from a copy; rank 0 adds the manifest and gives the folder its name when
+all files are on disk. Who loads reads a checkpoint that all ranks agree on, after every byte of it was looked at.
 """
 
 import math
 import shutil
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hpctrain import __version__
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.plan.program import ALL, NOTHING
+from hpctrain.train import background
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.checkpoint_files import CheckpointError, File
 from hpctrain.train.checkpoint_pieces import Tensors, described, opened, stored
@@ -41,8 +43,10 @@ class Checkpoints:
         self.root, self.config, self.executor, self.mesh = root, config, executor, mesh
         self.data_sha256, self.state = data_sha256, State(executor)
         self.nbytes = 0  # of the last one that was saved
-        self.seconds: list[float] = []  # that saving took
+        self.seconds: list[float] = []  # for which saving kept this rank from training
         self.num_failed = 0
+        self._background, self._given_up = background.Background(), threading.Event()
+        self._begun: int | None = None  # the step that is being written
 
     def check_room(self) -> None:
         """AgreedError where the checkpoints that are kept, and one more while it is written, will not fit."""
@@ -52,27 +56,79 @@ class Checkpoints:
 
     def save(self, progress: TrainState) -> Path:
         """Returns the folder, whole on disk. AgreedError where it cannot be written; those before it stay."""
-        step, began = progress.step, time.perf_counter()
+        self.finish()
+        began = time.perf_counter()
         self.mesh.progress.begin("saving a checkpoint", is_patient=True)
-        part = Path(on_first(self.mesh.world, lambda: str(files.begin(self.root, step))))
-        pieces = list(self.state.pieces())
-        written = on_all(self.mesh.world, lambda: self._write(part, pieces))
-        served = [(each["file"], each["contents"], 0) for each in self._ask("save", folder=str(part))]
-        own = self.executor.update.items_seen
-        parts = (self.mesh.world.gather_json([written, described(pieces), own]) or []) + served
-        whole = Path(on_first(self.mesh.world, lambda: str(self._seal(part, progress, parts))))
-        self.seconds.append(time.perf_counter() - began)
-        self.mesh.progress.begin("what follows a checkpoint")
-        return whole
+        self._begin(progress)
+        self._wait()
+        self._note_saved(began)
+        return self.root / files.name_of(progress.step)
 
-    def try_save(self, progress: TrainState) -> None:
-        """As `save`; where it fails, a line says so and the run goes on."""
+    def save_or_tell(self, progress: TrainState) -> None:
+        """As `save`; where it fails, a line says so and the run goes on. With --checkpoint-async it only begins."""
+        if not self.config.checkpoint_async:
+            self._or_tell(lambda: self.save(progress), progress.step)
+            return
+        self.finish()
+        began = time.perf_counter()
+        self._or_tell(lambda: self._begin(progress), progress.step)
+        self._note_saved(began)
+
+    def finish(self) -> None:
+        """What is written in the background is whole when this returns, or a line says why not."""
+        if self._begun is not None:
+            self.mesh.progress.begin("finishing a checkpoint", is_patient=True)
+            self._or_tell(self._wait, self._begun)
+            self.mesh.progress.begin("what follows a checkpoint")
+
+    def _or_tell(self, call: Callable[[], object], step: int) -> None:
         try:
-            self.save(progress)
+            call()
         except AgreedError as error:
             self.num_failed += 1
             if self.mesh.rank == 0:
-                print(f"note: no checkpoint of step {progress.step}: {error}; the run goes on", file=sys.stderr)
+                print(f"note: no checkpoint of step {step}: {error}; the run goes on", file=sys.stderr)
+
+    def _note_saved(self, began: float) -> None:
+        self.seconds.append(time.perf_counter() - began)
+        self.mesh.progress.begin("what follows a checkpoint")
+
+    def _begin(self, progress: TrainState) -> None:
+        """Copies what is to be saved; threads of all ranks write it from here on."""
+        part = Path(on_first(self.mesh.world, lambda: str(files.begin(self.root, progress.step))))
+        pieces = list(self.state.pieces())
+        tensors, manifest = stored(pieces), self._manifest(progress)
+        note = {"contents": described(pieces), "items_seen": self.executor.update.items_seen}
+        self._ask("save", folder=str(part))
+
+        def work() -> None:
+            background.write_noted(part, f"rank-{self.mesh.rank:04d}", tensors, note)
+            if self.mesh.rank == 0:
+                self._seal(part, manifest)
+
+        self._begun = progress.step
+        self._given_up.clear()
+        self._background.start(work)
+
+    def _wait(self) -> None:
+        """AgreedError where what was begun cannot be written."""
+        self._begun = None
+        own = self._background.wait() if self.mesh.rank else []
+        told = self.mesh.world.gather_json(own)
+
+        def whole() -> None:
+            faults = [f"rank {rank}: {fault}" for rank, lines in enumerate(told or []) for fault in lines]
+            try:
+                self._ask_servers("wait")
+            except CheckpointError as error:
+                faults.append(str(error))
+            if faults:
+                self._given_up.set()
+            faults += self._background.wait()
+            if faults:
+                raise CheckpointError(faults[0])
+
+        on_first(self.mesh.world, whole)
 
     def figures(self) -> dict[str, Any]:
         """For the summary: `seconds` is the median for which saving kept the ranks from training."""
@@ -99,14 +155,17 @@ class Checkpoints:
 
     def _ask(self, do: str, **what) -> list[dict[str, Any]]:
         """What the servers answer, where there are any. AgreedError where one of them cannot. Collective."""
+        return on_first(self.mesh.world, lambda: self._ask_servers(do, **what))
+
+    def _ask_servers(self, do: str, **what) -> list[dict[str, Any]]:
+        """Of rank 0."""
         update = self.executor.update
         if update.served == NOTHING:
             return []
         dense = update.gradients if update.served == ALL else None
         shapes = {name: list(each.shape) for name, each in dense.parameters.items()} if dense else {}
         places = {name: [dense.places[name].start, shape] for name, shape in shapes.items()} if dense else {}
-        question = {"do": do, "places": places, **what}
-        return on_first(self.mesh.world, lambda: ask_servers(update.client, question))
+        return ask_servers(update.client, {"do": do, "places": places, **what})
 
     def _find_room(self, nbytes: int) -> None:
         number, free = self.config.keep_checkpoints + 1, shutil.disk_usage(_existing(self.root)).free
@@ -116,26 +175,28 @@ class Checkpoints:
                 f"{free / 1e6:.1f} MB are free; lower --keep-checkpoints, or name another --run-dir"
             )
 
-    def _write(self, part: Path, pieces: list) -> list:
-        each = files.write_tensors(part, f"rank-{self.mesh.rank:04d}.safetensors", stored(pieces))
-        return [each.name, each.nbytes, each.sha256]
-
-    def _seal(self, part: Path, progress: TrainState, parts: list) -> Path:
-        grid = self.mesh.grid
-        manifest = {
+    def _manifest(self, progress: TrainState) -> dict[str, Any]:
+        """But for what the ranks note of their files."""
+        return {
             "hpctrain": __version__,
             "step": progress.step,
             "state": {key: value for key, value in asdict(progress).items() if key not in FORGOTTEN},
-            "layout": layout_of(grid, self.config.servers),
+            "layout": layout_of(self.mesh.grid, self.config.servers),
             "config": {name: _in_json(value) for name, value in asdict(self.config).items()},
             "data_sha256": self.data_sha256,
-            "items_seen": [parts[grid.rank(0, replica)][2] for replica in range(grid.num_replicas)],
-            "contents": [contents for _, contents, _ in parts],
         }
-        whole = files.seal(part, manifest, [File(*written) for written, _, _ in parts])
-        self.nbytes = sum(nbytes for (_, nbytes, _), _, _ in parts)
+
+    def _seal(self, part: Path, manifest: dict[str, Any]) -> None:
+        """Waits for the files of all ranks and servers."""
+        grid = self.mesh.grid
+        names = [f"rank-{rank:04d}" for rank in range(self.mesh.size)]
+        names += [f"server-{server:04d}" for server in range(self.config.servers)]
+        notes = background.notes_of(part, names, self._given_up)
+        manifest["items_seen"] = [notes[grid.rank(0, replica)]["items_seen"] for replica in range(grid.num_replicas)]
+        manifest["contents"] = [note["contents"] for note in notes]
+        files.seal(part, manifest, [File(*note["file"]) for note in notes])
+        self.nbytes = sum(note["file"][1] for note in notes)
         files.prune(self.root, self.config.keep_checkpoints)
-        return whole
 
     def _check_names(self, folder: Path, tensors: Tensors) -> None:
         """AgreedError where the checkpoint has weights that no rank has."""

@@ -11,6 +11,7 @@ import torch
 from hpctrain.comm import messages
 from hpctrain.comm.messages import Header
 from hpctrain.train import checkpoint_files as files
+from hpctrain.train.background import Background, write_noted
 from hpctrain.train.checkpoint_pieces import Piece, described, opened, stored
 from hpctrain.train.checkpoint_slots import rows_of, slot_pieces, slots_of, state_of
 from hpctrain.train.client import ServiceClient
@@ -39,6 +40,7 @@ class ServedState:
     def __init__(self, shard: Shard, description: Description, server: int, num_servers: int):
         self._shard, self._server, self._num_servers = shard, server, num_servers
         self._part = description.parts[server]
+        self._background = Background()
         self._steps = description.settings.update == "server"
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,10 +56,17 @@ class ServedState:
         return {"bytes": sum(each.values.nbytes for each in self._pieces(question["places"]))}
 
     def _save(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies what is to be saved; a thread writes it, and notes that in the folder."""
+        part, name = Path(question["folder"]), f"server-{self._server:04d}"
         pieces = list(self._pieces(question["places"]))
-        name = f"server-{self._server:04d}.safetensors"
-        file = files.write_tensors(Path(question["folder"]), name, stored(pieces))
-        return {"file": [file.name, file.nbytes, file.sha256], "contents": described(pieces)}
+        tensors, note = stored(pieces), {"contents": described(pieces), "items_seen": 0}
+        self._background.wait()
+        self._background.start(lambda: write_noted(part, name, tensors, note))
+        return {}
+
+    def _wait(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        faults = self._background.wait()
+        return {"fault": faults[0]} if faults else {}
 
     def _load(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """All is looked at before any of it is taken."""

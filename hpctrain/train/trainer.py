@@ -48,6 +48,18 @@ class Trainer:
         """Raises NotFinite, on all ranks alike, where --on-nan stop finds a reason to; Interrupted where a signal asked
         to leave and all is saved, another AgreedError where it cannot be. Collective.
         """
+        try:
+            self._train()
+        except AgreedError:
+            self._finish_saving()
+            raise
+        self._finish_saving()
+
+    def _finish_saving(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
+
+    def _train(self) -> None:
         state = self.state
         while not self._is_done:
             self._run_until(self._next_stop())
@@ -72,7 +84,7 @@ class Trainer:
             run = folder.parent.parent
             raise Interrupted(f"asked to stop: saved in {folder}; --resume auto --run-dir {run} goes on")
         if every is not None and (self._is_done or self.state.step % every == 0):
-            self.checkpoints.try_save(self.state)
+            self.checkpoints.save_or_tell(self.state)
 
     def _is_asked_to_stop(self) -> bool:
         """Whether any rank was. Collective."""

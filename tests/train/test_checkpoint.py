@@ -18,8 +18,8 @@ from tests.train.toys import all_weights
 HOW = settings("adam", 13)
 
 
-def checkpoints(root, mesh, executor, trainer, keep=2) -> Checkpoints:
-    return Checkpoints(root, trainer.config, executor, mesh, keep)
+def checkpoints(root, mesh, executor, trainer) -> Checkpoints:
+    return Checkpoints(root, trainer.config, executor, mesh)
 
 
 @pytest.mark.mpi
@@ -65,6 +65,35 @@ def test_a_save_that_fails_is_told_to_all_and_leaves_those_before_it(comm, share
     assert [each.name for each in files.newest_first(shared_tmp_path)] == ["step-000002"]
     assert saving.load(before).step == 2
     assert saving.save(trainer.state).name == "step-000004"
+    mesh.close()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("where", ["write_tensors", "seal"])
+def test_one_in_the_background_that_fails_is_told_at_the_next(comm, shared_tmp_path, monkeypatch, capsys, where):
+    mesh, executor, trainer, _ = prepared("masked", comm, "1x1", checkpoint_async=True, **HOW)
+    saving = checkpoints(shared_tmp_path, mesh, executor, trainer)
+    written = getattr(files, where)
+
+    def fails(*args):
+        raise OSError(errno.ENOSPC, "it is so", "some/file")
+
+    if mesh.rank == (mesh.size - 1 if where == "write_tensors" else 0):
+        monkeypatch.setattr(files, where, fails)
+    for step in (2, 4, 6):
+        train_until(trainer, step)
+        saving.save_or_tell(trainer.state)
+        if step == 4:
+            saving.finish()
+            monkeypatch.setattr(files, where, written)
+    saving.finish()
+    told = [line.partition(": ")[2].partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == (["no checkpoint of step 2", "no checkpoint of step 4"] if mesh.rank == 0 else [])
+    assert saving.figures()["failed"] == 2
+    mesh.barrier()
+    assert [each.name for each in files.newest_first(shared_tmp_path)] == ["step-000006"]
+    suffixes = sorted(path.suffix for path in (shared_tmp_path / "step-000006").iterdir())
+    assert suffixes == [".json"] + [".safetensors"] * mesh.size
     mesh.close()
 
 

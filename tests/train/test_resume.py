@@ -59,6 +59,7 @@ def losses(folder):
         (*MASKED, "--stages", "2", "--schedule", "1f1b-async", "--optimizer", "sgd"),
         (*MASKED, "--stages", "2", "--schedule", "2bw", "--optimizer", "adagrad", "--num-microbatches", "2"),
         (*MASKED, "--compress", "topk:0.2"),
+        (*MASKED, "--optimizer", "adam", "--checkpoint-async"),
         (*MASKED, "--compress", "powersgd:1"),
         (*RECOMMENDER, "--batch-size", "9", "--optimizer", "adagrad", "--lr", "0.1"),
         ("--task", f"{TOYS}:Mixing", "--batch-size", "12", "--steps", "9"),
@@ -190,7 +191,7 @@ def test_a_signal_on_one_rank_has_all_save_and_leave(
         (*RECOMMENDER, "--batch-size", "9", "--optimizer", "adam", "--lr", "0.01"),
         (*RECOMMENDER, "--batch-size", "9", "--update", "worker", "--optimizer", "adagrad", "--table-optimizer", "sgd"),
         (*RECOMMENDER, "--batch-size", "9", "--dense-via", "ring", "--optimizer", "momentum", "--lr", "0.01"),
-        (*MASKED, "--optimizer", "adamw"),
+        (*MASKED, "--optimizer", "adamw", "--checkpoint-async"),
     ],
     ids=lambda flags: " ".join(flags).replace(str(ROOT), ""),
 )
