@@ -20,6 +20,7 @@ from _pytest.runner import runtestprotocol
 
 from tests.harness.once import once
 from tests.harness.outcome import describe, merge
+from tests.harness.parts import COLLECTED
 from tests.harness.ranks import Ranks
 from tests.harness.watchdog import Watchdog
 
@@ -36,11 +37,21 @@ def pytest_cmdline_main(config):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "limit(seconds): the time this test may take under mpirun")
+    config.addinivalue_line("markers", "wide: left to the part wide of tests/suite.py, which make test leaves out")
+    config.addinivalue_line("markers", "wide_if(case): wide where case(**parameters) of the test says so")
     if not _under_mpi(config):  # there hypothesis isn't used, and its import would cost each rank 0.2 s
         from hypothesis import settings
 
         settings.register_profile("hpctrain", derandomize=True, deadline=None, database=None)
         settings.load_profile("hpctrain")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m and -k take tests away
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if any(marker.kwargs["case"](**item.callspec.params) for marker in item.iter_markers("wide_if")):
+            item.add_marker("wide")
+    config.stash[COLLECTED] = list(items)
 
 
 def _under_mpi(config) -> bool:

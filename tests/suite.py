@@ -1,7 +1,8 @@
 """The whole test suite: its parts one after another, each under a time limit, and one verdict over all of them.
 
-python tests/suite.py                      everything but the part hosts
+python tests/suite.py                      everything but the parts wide and hosts
 python tests/suite.py --parts comm,pure    these parts only
+python tests/suite.py --parts wide         the widest matrices, and 5 and 8 ranks: what is marked wide
 python tests/suite.py --parts hosts        over emulated hosts, as root
 python tests/suite.py --mpi-only           what starts MPI, for a second MPI
 python tests/suite.py --ranks 3            the tests of all parts that run under mpirun, on 3 ranks
@@ -33,15 +34,17 @@ class Part:
     limit: float
     paths: tuple[str, ...]
     arguments: tuple[str, ...] = ()
+    what: str = ""  # where a part has several launches on as many ranks
 
     @property
     def title(self) -> str:
-        return f"{self.name} n={self.ranks}" if self.ranks else self.name
+        return " ".join(filter(None, (self.name, self.what, f"n={self.ranks}" if self.ranks else "")))
 
 
 OWN_LAUNCHES = ("tests/failing", "tests/cli", "tests/benchmarks")  # their tests start mpirun themselves
-PURE = ("-m", "not mpi", *(f"--ignore={path}" for path in OWN_LAUNCHES))
-UNDER_MPI = ("--with-mpi", "-m", "mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
+PURE = ("-m", "not mpi", *(f"--deselect={path}/" for path in OWN_LAUNCHES))
+UNDER_MPI = ("--with-mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
+ALL, NARROW, WIDE_ONES = ("-m", "mpi"), ("-m", "mpi and not wide"), ("-m", "mpi and wide")
 # by no more ranks differently
 DONE_BY_FOUR = ("number_of_micro_batches", "[1-", "[2-", "[3-", "[4-")
 NEEDS_MORE = " or ".join(
@@ -53,16 +56,24 @@ WITH_EIGHT = tuple(
     f"tests/train/test_{name}.py"
     for name in ("equivalence", "executor", "run", "data", "pipeline", "asynchronous", "served", "replay")
 )
+TRAIN = ("tests/train", "tests/model", "tests/tools")
+FOUR_RANKS = tuple(f"tests/comm/test_{name}.py" for name in ("ring", "node", "compressed", "tuning"))  # 3 tell the rest
 PARTS = (
     Part("pure", 0, 600, ("tests",), PURE),
-    *(Part("comm", ranks, 240, ("tests/comm",)) for ranks in (1, 2, 3, 8)),
-    *(Part("comm", ranks, 240, ("tests/comm/test_ring.py",)) for ranks in (4, 5)),  # of the rest 3 and 8 tell as much
-    Part("train", 4, 600, ("tests/train", "tests/model", "tests/tools")),
-    Part("train", 8, 600, WITH_EIGHT, ("-k", BY_EIGHT)),
-    Part("failing", 0, 600, ("tests/failing",)),
-    Part("cli", 0, 900, ("tests/cli", "tests/benchmarks")),
+    *(Part("comm", ranks, 240, ("tests/comm",), NARROW) for ranks in (1, 2, 3)),
+    Part("comm", 4, 240, FOUR_RANKS, NARROW),
+    Part("train", 4, 600, TRAIN, NARROW),
+    Part("failing", 0, 600, OWN_LAUNCHES[:1], ("-m", "not wide")),
+    Part("cli", 0, 900, OWN_LAUNCHES[1:], ("-m", "not wide")),
 )
-APART = (Part("hosts", 0, 600, ("tests/hosts",)),)  # where it is asked for by name: needs root and Linux
+WIDE = (  # where it is asked for by name
+    Part("wide", 8, 240, ("tests/comm",), ALL, "comm"),
+    Part("wide", 5, 240, ("tests/comm/test_ring.py",), ALL, "ring"),
+    Part("wide", 4, 600, TRAIN, WIDE_ONES, "train"),
+    Part("wide", 8, 600, WITH_EIGHT, (*ALL, "-k", BY_EIGHT), "train"),
+    Part("wide", 0, 900, OWN_LAUNCHES, ("-m", "wide"), "launches"),
+)
+APART = (Part("hosts", 0, 600, ("tests/hosts",)),)  # by name too: needs root and Linux
 ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
 
 
@@ -70,7 +81,7 @@ def main(argv=None) -> int:
     options = _parser().parse_args(argv)
     parts = select(options)
     before = shared_memory()
-    collected = None if parts != list(PARTS) else collect()
+    collected = collect(parts)
     launches = [execute(part) for part in parts]
     if removed := remove_shared_memory(before):
         print(f"removed from /dev/shm: {', '.join(removed)}")
@@ -82,21 +93,27 @@ def main(argv=None) -> int:
 def select(options) -> list[Part]:
     """The parts that the command line asks for; ValueError names a part that does not exist."""
     names = options.parts.split(",") if options.parts else ALL_NAMES
-    known = (*ALL_NAMES, *(part.name for part in APART))
+    known = dict.fromkeys((*ALL_NAMES, *(part.name for part in (*WIDE, *APART))))
     if unknown := set(names) - set(known):
         raise ValueError(f"--parts: no part {', '.join(sorted(unknown))}; parts: {', '.join(known)}")
-    parts = [part for part in (*PARTS, *APART) if part.name in names]
+    parts = [part for part in (*PARTS, *WIDE, *APART) if part.name in names]
     if options.mpi_only:
         parts = [part for part in parts if part.name != "pure"]
     if options.ranks:
         paths = dict.fromkeys(path for part in parts if part.ranks for path in part.paths)
-        parts = [Part("mpi", options.ranks, 900, tuple(paths))]
+        parts = [Part("mpi", options.ranks, 900, tuple(paths), ALL)]
     return parts
 
 
-def collect() -> list[Name] | None:
-    """The names of all tests, without running any; AssertionError when a test module cannot be imported."""
-    command = ("-m", "pytest", "--collect-only", "-q", "--disable-warnings", "tests")
+def collect(parts: list[Part]) -> list[Name] | None:
+    """The names of all tests that `parts` have to run, None where they are only some of those that belong together.
+
+    Without running any; AssertionError when a test module cannot be imported.
+    """
+    wanted = {PARTS: "not wide", WIDE: "wide", (*PARTS, *WIDE): "wide or not wide"}.get(tuple(parts))
+    if wanted is None:
+        return None
+    command = ("-m", "pytest", "--collect-only", "-q", "--disable-warnings", "-m", wanted, "tests")
     result = run_python(*command, timeout=300, env={"PYTEST_ADDOPTS": None})
     assert result.returncode == 0, f"collecting the tests: {result}"
     return [junit_name(line) for line in result.stdout.splitlines() if "::" in line]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.test_train import KINDS, TINY, check_schema, train
+from tests.cli.test_train import KINDS, TINY, check_schema, train_several
 
 FLAGS = {
     "plain": ["--allreduce", "ring"],
@@ -16,8 +16,8 @@ FLAGS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Summary and output of each."""
-    folder = tmp_path_factory.mktemp("runs")
-    return {name: train(4, folder / name, *TINY, *flags) for name, flags in FLAGS.items()}
+    folder = tmp_path_factory.mktemp("runs") / "all"
+    return train_several(4, folder, {name: [*TINY, *flags] for name, flags in FLAGS.items()})
 
 
 def test_half_the_bytes_travel_and_the_loss_is_near(runs):

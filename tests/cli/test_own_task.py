@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import cli
+from tests.cli.several import several
 from tests.cli.test_train import MODULE, train, train_here
 from tests.harness.launch import ROOT, run_mpi, run_python
 
@@ -73,10 +74,10 @@ def test_rows_read_ahead_by_any_number_of_processes_give_the_same_bits(run, tmp_
     assert alone["final_loss"] == pytest.approx(summary["final_loss"], rel=1e-4)
 
 
-def test_evaluate_gives_the_metrics_of_the_run_on_any_number_of_ranks(run, command):
+def test_evaluate_gives_the_metrics_of_the_run_on_any_number_of_ranks(run, two, command):
     folder, summary, _ = run
-    two = run_mpi(2, [sys.executable, *MODULE, "evaluate", folder], timeout=60)
-    for code, out, err in ((two.returncode, two.stdout, two.stderr), command("evaluate", folder)):
+    on_two = two["evaluate RUN"]
+    for code, out, err in ((on_two.returncode, on_two.stdout, on_two.stderr), command("evaluate", folder)):
         assert code == 0, err
         first, metric = out.splitlines()
         assert first == f"9 rows (eval) of the task's own data, weights of {folder}"
@@ -97,21 +98,26 @@ def test_export_writes_what_plain_torch_loads(run, command, tmp_path):
     assert (code, err) == (2, f"hpctrain: {out}: exists already; name a new file\n")
 
 
-@pytest.mark.parametrize(
-    "argv, line",
-    [
-        (["evaluate"], "the following arguments are required: RUN"),
-        (["evaluate", "nowhere"], "nowhere: no such folder; name that of a finished run, such as runs/text-"),
-        (["export", "nowhere", "out"], "nowhere: no such folder; name that of a finished run, such as runs/text-"),
-        (["evaluate", "RUN", "--data", "x"], "reads no data of your own; leave --data out"),
-        (["evaluate", "RUN", "--batches", "many"], "--batches: expected a whole number >= 1, got 'many'"),
-        (["export", "RUN", "no/such/folder"], "no/such/folder: no such folder"),
-    ],
-)
-def test_a_mistake_is_one_line(run, argv, line):
-    folder, _, _ = run
-    argv = [str(folder) if word == "RUN" else word for word in argv]
-    result = run_mpi(2, [sys.executable, *MODULE, *argv], timeout=60)
+MISTAKES = {
+    "evaluate": "the following arguments are required: RUN",
+    "evaluate nowhere": "nowhere: no such folder; name that of a finished run, such as runs/text-",
+    "export nowhere out": "nowhere: no such folder; name that of a finished run, such as runs/text-",
+    "evaluate RUN --data x": "reads no data of your own; leave --data out",
+    "evaluate RUN --batches many": "--batches: expected a whole number >= 1, got 'many'",
+    "export RUN no/such/folder": "no/such/folder: no such folder",
+}
+
+
+@pytest.fixture(scope="module")
+def two(run, tmp_path_factory):
+    """What two ranks say to each mistake, and to none."""
+    words = {argv: [run[0] if word == "RUN" else word for word in argv.split()] for argv in (*MISTAKES, "evaluate RUN")}
+    return several(2, tmp_path_factory.mktemp("mistakes") / "all", words)
+
+
+@pytest.mark.parametrize("argv", MISTAKES)
+def test_a_mistake_is_one_line(two, argv):
+    result, line = two[argv], MISTAKES[argv]
     told = [each for each in result.stderr.splitlines() if "hpctrain:" in each]
     assert result.returncode == 2 and len(told) == 1 and line in told[0], result
 

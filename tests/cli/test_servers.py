@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.cli.several import several
 from tests.cli.test_train import KINDS, MODULE, check_schema, train, train_here
 from tests.harness.launch import ROOT, run_mpi
 
@@ -37,9 +38,9 @@ SERVED = {
 
 @pytest.fixture(scope="module")
 def gathered(tmp_path_factory):
-    """5 workers and 2 servers, in rounds."""
+    """3 workers and 2 servers, in rounds."""
     folder = tmp_path_factory.mktemp("runs") / "gathered"
-    return folder, *train(7, folder, *DOUBLE, "--servers", "2", "--eval-every", "4")
+    return folder, *train(5, folder, *DOUBLE, "--servers", "2", "--eval-every", "4")
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,11 @@ def test_rounds_train_what_one_process_trains(gathered, tmp_path):
 def test_the_summary_says_what_servers_did(gathered):
     folder, summary, result = gathered
     check_schema(summary, {**KINDS, **SERVED})
-    assert summary["layout"] == {"stages": 1, "replicas": 5, "servers": 2, "ranks": 7}
+    assert summary["layout"] == {"stages": 1, "replicas": 3, "servers": 2, "ranks": 5}
     assert summary["staleness"]["max_clock_gap"] == 0 and [each["updates"] for each in summary["servers"]] == [8, 8]
-    assert len(summary["bytes_sent_per_rank"]) == 7 and all(size > 0 for size in summary["bytes_sent_per_rank"])
-    assert "ratings: 7 ranks with 1 thread each, 2 of them serve; files go to" in result.stdout
-    assert "7: 1 stage x 5 replicas, 2 servers" in result.stdout
+    assert len(summary["bytes_sent_per_rank"]) == 5 and all(size > 0 for size in summary["bytes_sent_per_rank"])
+    assert "ratings: 5 ranks with 1 thread each, 2 of them serve; files go to" in result.stdout
+    assert "5: 1 stage x 3 replicas, 2 servers" in result.stdout
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval" not in line] == list(range(1, 9))
     assert all(line["items"] == 40 for line in lines if "eval" not in line)
@@ -99,20 +100,32 @@ def test_its_weights_are_those_of_plain_embeddings(bounded, capsys):
     assert cli.main(["evaluate", str(folder), "--split", "all", "--batches", "4"], None) == 0
 
 
-@pytest.mark.parametrize(
-    "flags, line",
-    [
-        (["--servers", "3"], "--servers 3: 3 ranks leave none to train; start more, as mpirun -n 8"),
-        (["--staleness", "3"], "--staleness 3: needs --servers, as in --servers 1"),
-        (["--servers", "1", "--aggregate", "no.py:own"], "no.py:own: no such file"),
-        (["--servers", "1", "--task", NO_TABLES, "--dense-via", "ring"], "--dense-via ring: the task has no tables()"),
-        (["--servers", "1", "--max-table-rows", "5"], "server 0: worker "),
-    ],
-)
-def test_a_mistake_is_one_line(flags, line, tmp_path):
-    result = run_mpi(
-        3, [sys.executable, *MODULE, *TASK, "--steps", "3", "--run-dir", tmp_path / "run", *flags], timeout=60
-    )
+MISTAKES = {
+    "--servers 3": "--servers 3: 3 ranks leave none to train; start more, as mpirun -n 8",
+    "--staleness 3": "--staleness 3: needs --servers, as in --servers 1",
+    "--servers 1 --aggregate no.py:own": "no.py:own: no such file",
+    f"--servers 1 --task {NO_TABLES} --dense-via ring": "--dense-via ring: the task has no tables()",
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistakes") / "all"
+    flags = [*TASK, "--steps", "3", "--run-dir", folder / "run"]
+    return several(3, folder, {mistake: [*flags, *mistake.split()] for mistake in MISTAKES})
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(mistakes, mistake):
+    check_told(mistakes[mistake], MISTAKES[mistake])
+
+
+def test_a_table_that_grows_past_its_limit_ends_all_ranks_by_one_line(tmp_path):
+    flags = [*TASK, "--steps", "3", "--run-dir", tmp_path / "run", "--servers", "1", "--max-table-rows", "5"]
+    check_told(run_mpi(2, [sys.executable, *MODULE, *flags], timeout=60), "server 0: worker ")
+
+
+def check_told(result, line):
     told = [each for each in result.stderr.splitlines() if "hpctrain:" in each]
     assert result.returncode in (1, 2) and told and line in told[0], result
     assert "Traceback" not in result.stderr, result

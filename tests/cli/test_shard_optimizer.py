@@ -6,16 +6,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from hpctrain.report.trace import read_trace
-from tests.cli.test_train import KINDS, TINY, check_schema, train
+from tests.cli.test_train import KINDS, TINY, check_schema, train_several
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Folder and summary of a run with a whole optimizer, and of one with a shared one."""
-    folder = tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("runs") / "both"
     flags = {"whole": ["--allreduce", "ring"], "shared": ["--shard-optimizer"]}
     how = [*TINY, "--trace", "--eval-every", "3", "--eval-batches", "2", "--bucket-bytes", "4096"]
-    return {name: (folder / name, train(4, folder / name, *how, *extra)[0]) for name, extra in flags.items()}
+    trained = train_several(4, folder, {name: [*how, *extra] for name, extra in flags.items()})
+    return {name: (folder / name, summary) for name, (summary, _) in trained.items()}
 
 
 def losses(folder):

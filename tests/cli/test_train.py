@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from hpctrain import cli
+from tests.cli.several import several
 from tests.harness.launch import ROOT, run_mpi, run_python
 
 TINY = ["--steps", "6", "--batch-size", "13", "--task-option", "layers=1", "--task-option", "width=16"]
@@ -78,6 +79,16 @@ def train(n, folder, *flags, **how):
     result = run_mpi(n, [sys.executable, *argv], timeout=120, **how) if n else run_python(*argv, timeout=120, **how)
     assert result.returncode == 0, result
     return json.loads((folder / "summary.json").read_text()), result
+
+
+def train_several(n, folder, flags_by_name):
+    """As `train` with each of these flags, in one launch of n ranks; what it returns, by name. `folder` is a new one."""
+    commands = {name: ["--run-dir", folder / name, *flags] for name, flags in flags_by_name.items()}
+    results = several(n, folder, commands)
+    assert not any(result.returncode for result in results.values()), results
+    return {
+        name: (json.loads((folder / name / "summary.json").read_text()), result) for name, result in results.items()
+    }
 
 
 def train_here(folder, *flags):

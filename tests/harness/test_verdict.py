@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness.outcome import describe, merge
 from tests.harness.verdict import Launch, judge, junit_name, read_junit
-from tests.suite import PARTS, _parser, select
+from tests.suite import PARTS, WIDE, _parser, select
 
 A, B, C = ("m", "a"), ("m", "b"), ("m", "c")
 
@@ -39,8 +39,9 @@ def test_a_test_that_ran_nowhere_is_a_failure(outcomes, line):
     assert judge([Launch("n=1", outcomes)], [A, B]).failed == [line]
 
 
-def test_in_a_part_of_the_suite_a_skipped_test_is_only_skipped():
-    assert str(judge([Launch("n=1", {A: "passed", B: "skipped"})], None)) == "1 passed, 0 failed, 1 skipped"
+@pytest.mark.parametrize("collected", [None, [A]])
+def test_a_skipped_test_that_did_not_have_to_run_is_only_skipped(collected):
+    assert str(judge([Launch("n=1", {A: "passed", B: "skipped"})], collected)) == "1 passed, 0 failed, 1 skipped"
 
 
 def test_a_launch_without_a_report_is_a_failure():
@@ -83,6 +84,7 @@ def test_parts_of_the_suite():
     assert titles() == [part.title for part in PARTS]
     assert titles("--parts", "pure,cli") == ["pure", "cli"]
     assert titles("--parts", "hosts") == ["hosts"] and "hosts" not in titles()
+    assert titles("--parts", "wide") == [part.title for part in WIDE] and not set(titles("--parts", "wide")) & {*titles()}
     assert "pure" not in titles("--mpi-only")
     assert titles("--ranks", "3") == ["mpi n=3"]
     with pytest.raises(ValueError, match="--parts: no part none"):

@@ -58,7 +58,10 @@ def junit_name(nodeid: str) -> Name:
 
 
 def judge(launches: list[Launch], collected: list[Name] | None) -> Verdict:
-    """`collected`: the names of all tests, None when a part of the suite ran: then a skipped test is no failure."""
+    """`collected`: the names of all tests that had to run; None: a skipped test is no failure.
+
+    Nor is it one of other tests.
+    """
     seen: dict[Name, set[str]] = {}
     for launch in launches:
         for name, outcome in launch.outcomes.items():
@@ -68,9 +71,10 @@ def judge(launches: list[Launch], collected: list[Name] | None) -> Verdict:
     passed = [name for name, got in seen.items() if "passed" in got and "failed" not in got]
     skipped = [name for name, got in seen.items() if got == {"skipped"}]
     if collected is not None:
-        failed += [_line(name, "was skipped in every launch") for name in skipped]
+        had_to_run = set(collected)
+        failed += [_line(name, "was skipped in every launch") for name in skipped if name in had_to_run]
         failed += [_line(name, "ran in no launch") for name in collected if name not in seen]
-        skipped = []
+        skipped = [name for name in skipped if name not in had_to_run]
     return Verdict(passed, failed, skipped)
 
 

@@ -71,6 +71,7 @@ def part_of(comm, num_ranks: int):
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=lambda replicas, **_: replicas > 4)
 @pytest.mark.parametrize(
     "replicas, optimizer",
     [(replicas, name) for replicas in (1, 2, 3, 4, 8) for name in OPTIMIZERS]

@@ -12,11 +12,16 @@ SYNCHRONOUS = [name for name, schedule in SCHEDULES.items() if schedule.flushes]
 GRIDS = [(stages, replicas) for stages in (1, 2, 3, 4, 8) for replicas in (1, 2) if stages * replicas <= 8]
 
 
+def is_wide(stages, replicas, **_) -> bool:
+    return stages * replicas > 4
+
+
 def fits(schedule, stages, microbatches) -> bool:
     return not SCHEDULES[schedule].has_chunks or (stages > 1 and microbatches % stages == 0)
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=is_wide)
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("stages, replicas", GRIDS)
 def test_every_grid_and_schedule_equals_one_process(comm, stages, replicas, schedule):
@@ -58,6 +63,7 @@ COVER = [  # stages, replicas, schedule, micro-batches, optimizer, task, batch s
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=is_wide)
 @pytest.mark.parametrize("stages, replicas, schedule, microbatches, optimizer, task, batch_size", COVER)
 def test_twenty_steps_equal_one_process(comm, stages, replicas, schedule, microbatches, optimizer, task, batch_size):
     """Each pair of choices once: layout, schedule, optimizer, task, rows that divide or not."""

@@ -200,7 +200,14 @@ def check_rates(logs, peak: float, *, lr_schedule="constant", adapt_lr=False, **
         assert event["lr"] == (rate / max(1, event["lag"]) if adapt_lr else rate), event
 
 
+def is_wide(workers, servers, staleness, kind) -> bool:
+    """On up to 4 ranks each two of layout, bound and kind come together once in what is not."""
+    turn = LAYOUTS.index((workers, servers)) + BOUNDS.index(staleness) + list(KINDS).index(kind)
+    return workers + servers > 4 or turn % 4 != 0
+
+
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.wide_if(case=is_wide)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("staleness", BOUNDS)
 @pytest.mark.parametrize("workers, servers", LAYOUTS)
