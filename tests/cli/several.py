@@ -1,11 +1,11 @@
-"""Several commands in one launch, where each in one of its own would mostly wait for torch: `mpirun -n N several.py FOLDER`.
+"""Several commands in one launch, where each in one of its own would mostly wait for torch.
 
-Each rank gives `python -m hpctrain`'s own main one command line after another, as FOLDER/commands.json has them. What all
-ranks print during one of them goes into a file of its own, and so does the exit code that they agree on.
+`mpirun -n N python several.py FOLDER`: each rank gives hpctrain's own main one command line after another, as
+FOLDER/commands.json has them. What all ranks print during one of them goes into a file of its own, and so does the
+exit code that they agree on.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -30,10 +30,12 @@ def main(folder: Path) -> None:
     from hpctrain import cli
     from hpctrain.comm.start import join_launch
 
+    commands = json.loads((folder / "commands.json").read_text())
+    for argv in commands:
+        cli.before_mpi(argv)
     comm = join_launch()
     streams = sys.stdout, sys.stderr
-    for number, argv in enumerate(json.loads((folder / "commands.json").read_text())):
-        cli.before_mpi(argv)
+    for number, argv in enumerate(commands):
         with (folder / f"{number}.out").open("a") as sys.stdout, (folder / f"{number}.err").open("a") as sys.stderr:
             code = cli.main(argv, comm)
             sys.stderr.flush()  # by now it may be hpctrain's own

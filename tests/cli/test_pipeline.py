@@ -9,7 +9,7 @@ from hpctrain import cli
 from hpctrain.plan import formulas
 from hpctrain.plan.schedule import Place
 from hpctrain.report.trace import bubble_rate, read_trace
-from tests.cli.test_train import KINDS, MODULE, check_schema, train, train_here
+from tests.cli.test_train import KINDS, MODULE, check_schema, train_here, train_several
 from tests.harness.launch import run_mpi, run_python
 
 SIZE = ["--batch-size", "24", "--task-option", "layers=4", "--task-option", "width=16", "--task-option", "context=16"]
@@ -17,19 +17,23 @@ DOUBLE = ["--steps", "4", "--precision", "float64", "--clip-norm", "0.5", *SIZE]
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory):
-    """2 stages x 2 replicas, traced."""
-    folder = tmp_path_factory.mktemp("runs") / "hybrid"
-    flags = ["--stages", "2", "--num-microbatches", "4", "--trace", "--eval-every", "2", "--eval-batches", "2"]
-    return folder, *train(4, folder, *DOUBLE, *flags)
+def runs(tmp_path_factory):
+    """Folder, summary and output of each: 2 stages x 2 replicas, traced; 4 stages without a flush."""
+    hybrid = ["--stages", "2", "--num-microbatches", "4", "--trace", "--eval-every", "2", "--eval-batches", "2"]
+    late = ["--stages", "4", "--schedule", "1f1b-async", "--num-microbatches", "4", "--steps", "6", "--lr", "1e-3"]
+    folder = tmp_path_factory.mktemp("runs") / "both"
+    trained = train_several(4, folder, {"hybrid": [*DOUBLE, *hybrid], "late": [*SIZE, *late]})
+    return {name: (folder / name, *found) for name, found in trained.items()}
 
 
-@pytest.fixture(scope="module")
-def late(tmp_path_factory):
-    """4 stages without a flush."""
-    folder = tmp_path_factory.mktemp("runs") / "late"
-    flags = ["--stages", "4", "--schedule", "1f1b-async", "--num-microbatches", "4", "--steps", "6", "--lr", "1e-3"]
-    return folder, *train(4, folder, *SIZE, *flags)
+@pytest.fixture
+def hybrid(runs):
+    return runs["hybrid"]
+
+
+@pytest.fixture
+def late(runs):
+    return runs["late"]
 
 
 def test_a_hybrid_trains_what_one_process_trains(hybrid, tmp_path, capsys):

@@ -82,7 +82,7 @@ def train(n, folder, *flags, **how):
 
 
 def train_several(n, folder, flags_by_name):
-    """As `train` with each of these flags, in one launch of n ranks; what it returns, by name. `folder` is a new one."""
+    """As `train` with each of these flags, in one launch; what it returns, by name. `folder` is a new one."""
     commands = {name: ["--run-dir", folder / name, *flags] for name, flags in flags_by_name.items()}
     results = several(n, folder, commands)
     assert not any(result.returncode for result in results.values()), results

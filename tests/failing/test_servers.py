@@ -10,6 +10,7 @@ from tests.harness.launch import ROOT, run_mpi
 SECONDS = 10  # the promise
 
 
+@pytest.mark.wide_if(case=lambda fault, rank, number: (fault, rank) in (("kill", 0), ("raise", 2)))
 @pytest.mark.parametrize(
     "fault, rank, number",
     [("kill", 0, 3), ("kill", 1, 17), ("kill", 2, 8), ("raise", 1, 5), ("raise", 2, 11), ("babble", 1, 4)]

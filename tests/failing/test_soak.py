@@ -5,6 +5,7 @@ import pytest
 from tests.soak.__main__ import soak
 
 
+@pytest.mark.wide_if(case=lambda ranks: ranks == 2)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_sums_are_right_while_ranks_are_stopped(ranks):
     result, stops = soak(ranks, turns=200, seed=20240229, pause=0.2)

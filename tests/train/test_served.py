@@ -16,6 +16,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=lambda optimizer: optimizer in ("momentum", "adamw"))
 @pytest.mark.parametrize("optimizer", (*OPTIMIZERS, "adamw"))
 def test_tables_along_the_ring_equal_those_of_one_process(comm, optimizer):
     for ranks in {1, min(3, comm.size), comm.size}:
@@ -23,7 +24,7 @@ def test_tables_along_the_ring_equal_those_of_one_process(comm, optimizer):
         if part is None:
             continue
         for task, clip in (("recommender", None), ("padded", 0.1)):
-            how = {"clip_norm": clip, "steps": 10}
+            how = {"clip_norm": clip, "steps": 6}
             losses, weights, _ = run(TASKS[task], part, num_microbatches=2, **how, **settings(optimizer, 13))
             assert_equal_to_reference(losses, weights, task, optimizer, 13, **how)
         part.Free()
@@ -64,11 +65,12 @@ def test_gathered_rounds_equal_one_process(comm, workers, servers, optimizer, up
 
 
 @pytest.mark.mpi(min_size=4)
+@pytest.mark.wide_if(case=lambda task: task in ("deep", "text", "images"))
 @pytest.mark.parametrize("task", ("deep", "unused", "frozen", "padded", "alone", "text", "images"))
 def test_other_models_too_and_twice_the_same_bits(comm, task):
     """Parameters that some workers do not use, or nobody; frozen ones; a row of an embedding that is never trained."""
-    check(comm, task, 3, 1, "adam", times=2, num_microbatches=2, steps=10)
-    check(comm, task, 2, 2, "adam", update="worker", clip_norm=0.1, steps=10)
+    check(comm, task, 3, 1, "adam", times=2, num_microbatches=2, steps=6)
+    check(comm, task, 2, 2, "adam", update="worker", clip_norm=0.1, steps=6)
 
 
 @pytest.mark.mpi(min_size=3)
@@ -111,6 +113,7 @@ def test_a_delay_gives_the_same_bits_whoever_is_slow(comm, how):
 
 
 @pytest.mark.mpi(min_size=4)
+@pytest.mark.wide_if(case=lambda aggregate: aggregate == "sum")
 @pytest.mark.parametrize("aggregate", ("sum", "median", "trimmed-mean"))
 def test_an_aggregate_of_the_users_own_is_one_of_ours_written_again(comm, aggregate, shared_tmp_path):
     """For dense gradients, and for rows over the workers that pushed them."""

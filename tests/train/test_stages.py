@@ -11,6 +11,7 @@ from hpctrain.plan.program import program
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.errors import NotFinite
 from hpctrain.train.layout import settled
+from tests.harness.once import once
 from tests.train.test_borders import on_part
 from tests.train.test_equivalence import part_of
 from tests.train.test_executor import WithPoison, poisoned_step
@@ -101,6 +102,20 @@ def test_a_step_without_a_single_item_changes_nothing_on_any_stage(comm):
     part.Free()
 
 
+def evaluated(batch_size: int) -> Config:
+    return Config(precision="float64", global_batch_size=batch_size)
+
+
+def alone(batch_size: int) -> float:
+    """The loss of one process."""
+
+    def compute():
+        executor, _, mesh = executor_of(Deep(), None, 1)
+        return build_evaluation(evaluated(batch_size), Deep(), mesh).run(executor.stage)["loss"]
+
+    return once(f"an evaluation of deep by batches of {batch_size}", compute)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("stages, replicas, chunks", [(2, 1, 1), (2, 1, 2), (2, 2, 1), (4, 1, 2), (3, 1, 1)])
 def test_an_evaluation_counts_every_row_once_and_all_ranks_know_it(comm, stages, replicas, chunks):
@@ -111,11 +126,9 @@ def test_an_evaluation_counts_every_row_once_and_all_ranks_know_it(comm, stages,
     for batch_size in (1, 5, 37, 100):
         how = {"global_batch_size": batch_size, "num_microbatches": 4, "chunks": chunks, "schedule": schedule}
         executor, _, mesh = executor_of(Deep(), part, stages, replicas, **how)
-        config = Config(precision="float64", global_batch_size=batch_size)
+        config = evaluated(batch_size)
         found = build_evaluation(config, Deep(), mesh).run(executor.stage, executor.passes.links)
-        alone, _, own = executor_of(Deep(), None, 1)
-        wanted = build_evaluation(config, Deep(), own).run(alone.stage)
-        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-12)
+        assert found["loss"] == pytest.approx(alone(batch_size), rel=1e-12)
         mesh.close()
     part.Free()
 
