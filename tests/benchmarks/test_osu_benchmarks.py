@@ -151,6 +151,7 @@ def test_wrong_elements_are_counted():
     assert memory.wrong(array, expected) == 2
 
 
+@pytest.mark.wide_if(case=lambda ranks: ranks == 4)
 @pytest.mark.parametrize("ranks", (2, 4))
 def test_every_benchmark_runs_and_finds_nothing_wrong(ranks, tmp_path):
     result = run_mpi(ranks, [sys.executable, ROOT / "tests/benchmarks/every_osu.py"], timeout=120, cwd=tmp_path)
