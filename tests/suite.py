@@ -42,7 +42,7 @@ class Part:
 
 
 OWN_LAUNCHES = ("tests/failing", "tests/cli", "tests/benchmarks")  # their tests start mpirun themselves
-PURE = ("-m", "not mpi", *(f"--deselect={path}/" for path in OWN_LAUNCHES))
+NO_LAUNCHES = tuple(f"--deselect={path}/" for path in OWN_LAUNCHES)
 UNDER_MPI = ("--with-mpi", "-p", "no:hypothesispytest", "-p", "no:typeguard")  # plugins not used there
 ALL, NARROW, WIDE_ONES = ("-m", "mpi"), ("-m", "mpi and not wide"), ("-m", "mpi and wide")
 # by no more ranks differently
@@ -59,7 +59,7 @@ WITH_EIGHT = tuple(
 TRAIN = ("tests/train", "tests/model", "tests/tools")
 FOUR_RANKS = tuple(f"tests/comm/test_{name}.py" for name in ("ring", "node", "compressed", "tuning"))  # 3 tell the rest
 PARTS = (
-    Part("pure", 0, 600, ("tests",), PURE),
+    Part("pure", 0, 600, ("tests",), ("-m", "not mpi and not wide", *NO_LAUNCHES)),
     *(Part("comm", ranks, 240, ("tests/comm",), NARROW) for ranks in (1, 2, 3)),
     Part("comm", 4, 240, FOUR_RANKS, NARROW),
     Part("train", 4, 600, TRAIN, NARROW),
@@ -67,6 +67,7 @@ PARTS = (
     Part("cli", 0, 900, OWN_LAUNCHES[1:], ("-m", "not wide")),
 )
 WIDE = (  # where it is asked for by name
+    Part("wide", 0, 600, ("tests",), ("-m", "not mpi and wide", *NO_LAUNCHES), "pure"),
     Part("wide", 8, 240, ("tests/comm",), ALL, "comm"),
     Part("wide", 5, 240, ("tests/comm/test_ring.py",), ALL, "ring"),
     Part("wide", 4, 600, TRAIN, WIDE_ONES, "train"),

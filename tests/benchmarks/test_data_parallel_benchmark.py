@@ -57,6 +57,7 @@ def test_a_mistake_is_one_line_that_names_the_flag(peers, argv, ranks, line):
         peers.parse(argv.split(), ranks)
 
 
+@pytest.mark.wide
 def test_a_launch_writes_all_figures(tmp_path):
     argv = [
         sys.executable,

@@ -96,6 +96,7 @@ def test_without_a_compiler_it_is_said_in_one_line(messages, monkeypatch, capsys
     assert capsys.readouterr().err == "messages.py: there is no mpicc in PATH; load the MPI that mpi4py uses\n"
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_both_are_launched_in_turns(tmp_path):
     launcher = " ".join(map(str, (*mpirun(), "-n")))

@@ -203,6 +203,7 @@ def test_a_launch_of_pulls_and_pushes_writes_all_figures(push_pull, tmp_path):
     assert push_pull.dense_line(1, written["dense"][0]) in result.stdout.splitlines()
 
 
+@pytest.mark.wide
 def test_two_servers_and_counted_bytes(push_pull, tmp_path):
     flags = ["--servers", "2", "--mib", "1", "--pairs", "1", "--repeats", "1"]
     result = run_mpi(3, [sys.executable, PUSH_PULL, *flags], timeout=90)

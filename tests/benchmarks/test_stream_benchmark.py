@@ -57,6 +57,7 @@ def test_ranks_of_one_host_count_as_hosts(peers):
     assert [peers.per_host(names) for names in (["a"] * 3, ["a", "a", "b", "b"], ["a", "b"])] == [1, 2, 1]
 
 
+@pytest.mark.wide
 def test_a_launch_writes_all_figures(tmp_path):
     argv = [sys.executable, SCRIPT, "--pairs", "2", "--bytes", "4000000", "--json", "found.json"]
     result = run_mpi(3, argv, timeout=90, cwd=tmp_path)

@@ -262,6 +262,7 @@ def test_a_huge_table_costs_what_is_touched_and_a_shard_may_own_nothing():
         nothing.rows([1])
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ten_million_rows_take_memory_for_the_touched_ones_only():
     told = subprocess.run(

@@ -280,6 +280,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
 def test_a_large_file_takes_little_memory(tmp_path):
     with open(tmp_path / "large.txt", "wb") as stream:
