@@ -2,7 +2,7 @@
 
 `mpirun -n N python several.py FOLDER`: each rank gives hpctrain's own main one command line after another, as
 FOLDER/commands.json has them. What all ranks print during one of them goes into a file of its own, and so does the
-exit code that they agree on.
+exit code that they agree on. Not for what ends ranks otherwise than by such a code.
 """
 
 import json
@@ -17,7 +17,7 @@ def several(n: int, folder: Path, commands: dict, **how) -> dict[str, Result]:
     folder.mkdir()
     (folder / "commands.json").write_text(json.dumps([[str(word) for word in argv] for argv in commands.values()]))
     result = run_mpi(n, [sys.executable, __file__, folder], **{"timeout": 120, **how})
-    assert result.returncode == 0, result
+    assert result.returncode == 0, "\n".join((str(result), *(file.read_text() for file in folder.glob("*.err"))))
     return {name: _result(folder, number, result.seconds) for number, name in enumerate(commands)}
 
 
