@@ -1,7 +1,7 @@
 """Saving a run and going on from what was saved: all ranks together, one folder for each checkpoint.
 
-Every rank writes one file, all at the same time, from a copy; rank 0 adds the manifest and gives the folder its name when
-all files are on disk. Who loads reads a checkpoint that all ranks agree on, after every byte of it was looked at.
+Every rank writes one file, all at the same time, from a copy; rank 0 adds the manifest and gives the folder its name
+when all files are on disk. Who loads reads a checkpoint that all ranks agree on, after every byte of it was looked at.
 """
 
 import math
