@@ -27,6 +27,10 @@ COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
         "what sums and buckets take on these ranks, for --tuning: tune --out FILE [--task NAME and flags of train]",
         "hpctrain.tools.tune",
     ),
+    "submit": (
+        "a job for Slurm, which goes on until it is done: submit --nodes 2 [--dry-run] -- [flags of train]",
+        "hpctrain.launch.submit",
+    ),
     "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
     "doctor": ("what MPI, ranks and machine make of each other", "hpctrain.tools.doctor"),
 }
