@@ -1,18 +1,23 @@
 """The job scripts: they parse, start what they promise, know only flags that exist, and hold nobody's paths."""
 
 import re
+import shlex
 import shutil
 import subprocess
 
 import pytest
 
 from hpctrain import config
+from hpctrain.launch.submit import script_of
 from tests.harness.launch import ROOT
 
 SCRIPTS = sorted((ROOT / "jobs").glob("*.sbatch"))
 TRAINING = [path for path in SCRIPTS if "-m hpctrain" in path.read_text()]
 FILES = [*SCRIPTS, *(ROOT / "jobs").glob("*.sh")]
 PERSONAL = re.compile(r"(?<!\$HOME)/(home|root|Users|work|scratch|data|opt)/")
+
+
+WRITTEN = "# Written by: python -m hpctrain submit "
 
 
 def ids(path):
@@ -22,7 +27,8 @@ def ids(path):
 def commands(text: str) -> list[str]:
     """What follows `python -m hpctrain` in each command, also in those that stand in comments."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [line.split("python -m hpctrain", 1)[1] for line in lines if " -m hpctrain -" in line]
+    found = [line.split("python -m hpctrain", 1)[1] for line in lines if " -m hpctrain -" in line]
+    return [command.removesuffix(" &") for command in found]
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
@@ -37,6 +43,18 @@ def test_no_personal_paths(path):
 
 def test_a_personal_path_would_be_found():
     assert PERSONAL.search("source /home/me/venv/bin/activate")
+
+
+def test_there_is_a_job_for_each_kind_of_training():
+    assert [path.stem for path in TRAINING] == ["data_parallel", "hybrid", "parameter_server", "pipeline"]
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=ids)
+def test_it_is_what_submit_writes(path):
+    text = path.read_text()
+    command = next(line for line in text.splitlines() if line.startswith(WRITTEN)).removeprefix(WRITTEN)
+    renew = f"python -m hpctrain submit --dry-run {command} >jobs/{path.name}"
+    assert text == script_of(shlex.split(command))[0], f"renew it: {renew}"
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=ids)
