@@ -31,6 +31,10 @@ COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
         "a job for Slurm, which goes on until it is done: submit --nodes 2 [--dry-run] -- [flags of train]",
         "hpctrain.launch.submit",
     ),
+    "launch": (
+        "mpirun, started again from the last checkpoint until the run is done: launch -n 8 -- [flags of train]",
+        "hpctrain.launch.supervise",
+    ),
     "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
     "doctor": ("what MPI, ranks and machine make of each other", "hpctrain.tools.doctor"),
 }

@@ -39,7 +39,8 @@ def test_eight_ranks_with_a_wrong_flag_print_one_line(env):
         (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory"),
         (
             ["extra"],
-            "extra: no such command; there are train, evaluate, export, report, plan, profile, tune, submit, files, doctor",
+            "extra: no such command; there are train, evaluate, export, report, plan, profile, tune, submit, launch,"
+            " files, doctor",
         ),
     ],
 )
