@@ -34,17 +34,16 @@ THREADS=${{SLURM_CPUS_PER_TASK:-1}} # newer Slurm does not pass --cpus-per-task 
 
 # A signal that the ranks are handed on makes them save, and leave with exit code 75.
 signals=0 cancelled=''
-ask() {{ signals=$((signals + 1)) && kill -USR1 "$pid"; }}
+ask() {{ signals=$((signals + 1)) && kill -USR1 "$!"; }}
 trap ask USR1                  # {seconds} seconds before the time limit
 trap 'cancelled=yes; ask' TERM # scancel, or the time limit itself
 
 {start}
-pid=$!
 
 code=0 heard=-1
 while [ "$heard" -ne "$signals" ]; do # a signal ends wait before the ranks end
     heard=$signals code=0
-    wait "$pid" || code=$?
+    wait "$!" || code=$?
 done
 
 if [ "$code" -eq 75 ] && [ -z "$cancelled" ]; then
