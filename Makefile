@@ -41,7 +41,8 @@ OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEE
 SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
 	$(wildcard benchmarks)
 
-.PHONY: help venv run test wide hosts-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint dist wheelhouse \
+.PHONY: help venv run test wide hosts-test slurm-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint \
+	dist wheelhouse \
 	dist-check clean
 
 help:
@@ -51,6 +52,7 @@ help:
 	@echo "make wide          the rest of it: every layout, 5 and 8 ranks"
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
 	@echo "make hosts-test    over four emulated hosts, network namespaces joined by links of 1 Gbit/s; needs root"
+	@echo "make slurm-test    the jobs under a Slurm of our own, three nodes on this machine; needs root and Debian's slurm"
 	@echo "make equivalence   every layout equals one process, on up to 8 ranks"
 	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
 	@echo "make soak          100,000 random all-reduces while ranks are stopped at random"
@@ -88,6 +90,10 @@ wide: venv
 hosts-test: venv
 	@$(BIN)/python -m tests.hosts.emulated
 	$(BIN)/python tests/suite.py --parts hosts
+
+slurm-test: venv
+	@$(BIN)/python -m tests.slurm.cluster
+	$(BIN)/python tests/suite.py --parts slurm
 
 bench bench-check: venv
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/pipeline_bubble.py $(CHECK) || exit 1; done

@@ -83,7 +83,8 @@ def test_parts_of_the_suite():
 
     assert titles() == [part.title for part in PARTS]
     assert titles("--parts", "pure,cli") == ["pure", "cli"]
-    assert titles("--parts", "hosts") == ["hosts"] and "hosts" not in titles()
+    for name in ("hosts", "slurm"):
+        assert titles("--parts", name) == [name] and name not in titles()
     assert titles("--parts", "wide") == [part.title for part in WIDE]
     assert not {*titles("--parts", "wide")} & {*titles()}
     assert "pure" not in titles("--mpi-only")
