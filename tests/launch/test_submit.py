@@ -101,9 +101,9 @@ def test_what_a_file_says_is_not_said_again(tmp_path):
     assert f"    python -m hpctrain --resume auto {' '.join(named)} &\n" in script("--", *named)
 
 
-@pytest.mark.parametrize("launcher, first", [("srun", "--mpi=pmi2"), ("mpirun", "-n")])
-def test_time_that_runs_out_saves_and_queues_the_job_again(folder, launcher, first):
-    program(folder / "bin" / launcher, TRAINS.format(folder=folder, on_signal=75))
+@pytest.mark.parametrize("launcher, first, on_signal", [("srun", "--mpi=pmi2", 137), ("mpirun", "-n", 75)])
+def test_time_that_runs_out_saves_and_queues_the_job_again(folder, launcher, first, on_signal):
+    program(folder / "bin" / launcher, TRAINS.format(folder=folder, on_signal=on_signal))
     program(folder / "bin/scontrol", f'#!/bin/bash\necho "$@" >{folder}/requeued\n')
     job = start(folder, script("--launcher", launcher, "--", "--steps", "3"))
     code, out, err = ended(job, folder, "USR1")
@@ -117,6 +117,11 @@ def test_a_signal_that_comes_twice_waits_for_the_same_end(folder):
     program(folder / "bin/srun", TRAINS.format(folder=folder, on_signal=75))
     program(folder / "bin/scontrol", "#!/bin/bash\n")
     assert ended(start(folder, script()), folder, "USR1", "USR1")[0] == 75
+
+
+def test_a_run_that_fails_when_it_should_save_is_not_queued_again(folder):
+    program(folder / "bin/srun", TRAINS.format(folder=folder, on_signal=1))
+    assert ended(start(folder, script()), folder, "USR1") == (1, "", "")
 
 
 def test_a_job_that_is_cancelled_saves_and_stays_away(folder):

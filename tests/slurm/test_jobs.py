@@ -94,7 +94,7 @@ def test_a_job_whose_time_runs_out_saves_and_goes_on_with_the_same_bits(cluster,
     job = cluster.submit(*NODES, "--time", "2", "--signal-seconds", "90", "--", *PACED)
     cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=150)
     slow.unlink()
-    assert "SIGUSR1: saved after step" in cluster.log(job) and f"job {job} is queued again" in cluster.log(job)
+    assert "asked to stop: saved in" in cluster.log(job) and f"job {job} is queued again" in cluster.log(job)
     cluster.wait(job, "COMPLETED", timeout=90)
     result = summary(cluster, job, "Paced")
     assert 0 < result["resumed_from"] < 100 and result["weights_sha256"] == undisturbed
