@@ -48,6 +48,11 @@ SERVICE, SERVED, TABLES, STALENESS = (
     "tests/model/test_tables.py",
     "tests/plan/test_staleness.py",
 )
+SUBMIT, SUPERVISE, LAUNCHED = (
+    "tests/launch/test_submit.py",
+    "tests/launch/test_supervise.py",
+    "tests/failing/test_launch.py",
+)
 REPLAY = "tests/train/test_replay.py::test_training_equals_what_its_logs_say"
 GRID = f"{PIPELINE}::test_every_grid_and_schedule_equals_one_process"
 ANY_MODEL = f"{BORDERS}::test_any_model_equals_one_process"
@@ -65,10 +70,8 @@ CASES = [
             f"{ENVIRONMENT}::test_mpich_under_the_mpirun_of_open_mpi_is_refused_before_mpi_init_would_end_it",
         ),
     ),
-    Case("L03", "mpirun refuses root", reason="README and Makefile give the variables; CI runs as root on both MPIs"),
-    Case(
-        "L04", "not enough slots", reason="README and Makefile give --oversubscribe; the suite runs 8 ranks on 2 cores"
-    ),
+    Case("L03", "mpirun refuses root", (f"{SUPERVISE}::test_open_mpi_is_given_what_it_refuses_without",)),
+    Case("L04", "not enough slots", (f"{SUPERVISE}::test_open_mpi_is_given_what_it_refuses_without",)),
     Case("L06", "/dev/shm missing or tiny", ("tests/tools/test_doctor.py::test_findings",)),
     Case(
         "L07", "more ranks than cores crawl", ("tests/comm/test_waiting.py::test_a_waiting_rank_uses_next_to_nothing",)
@@ -82,6 +85,24 @@ CASES = [
             "tests/cli/test_train.py::test_one_rank_equals_no_mpi_at_all_and_eight_ranks_to_rounding",
             "tests/cli/test_train.py::test_help_and_version_need_neither_mpi_nor_torch_and_one_rank_answers",
             f"{USAGE}::test_a_batch_shell_and_a_step_of_one_task_are_one_process",
+        ),
+    ),
+    # signals
+    Case(
+        "C06",
+        "the time limit comes and nothing is saved",
+        (
+            f"{SUBMIT}::test_time_that_runs_out_saves_and_queues_the_job_again",
+            f"{SUBMIT}::test_a_signal_that_comes_twice_waits_for_the_same_end",
+            f"{LAUNCHED}::test_a_run_that_is_told_to_leave_saves_and_goes_on_when_started_again",
+        ),
+    ),
+    Case(
+        "C08",
+        "a job that is queued again loses its log, or finds no scontrol",
+        (
+            f"{SUBMIT}::test_slurm_is_asked_for_what_the_flags_say",
+            f"{SUBMIT}::test_where_the_job_cannot_be_queued_again_a_line_says_what_can_be_done",
         ),
     ),
     # ring

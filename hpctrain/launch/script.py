@@ -47,8 +47,8 @@ while [ "$heard" -ne "$signals" ]; do # a signal ends wait before the ranks end
 done
 
 # srun kills ranks that leave a moment after the first one, and tells of that, by a code above 128
-if [ "$signals" -gt 0 ] && [ "$code" -gt 128 ]; then code=75; fi
-if [ "$code" -eq 75 ] && [ -z "$cancelled" ]; then
+if [ -z "$cancelled" ] && [ "$signals" -gt 0 ] && [ "$code" -gt 128 ]; then code=75; fi
+if [ -z "$cancelled" ] && [ "$code" -eq 75 ]; then
     echo "saved after $SECONDS s; job $SLURM_JOB_ID is queued again"
     scontrol requeue "$SLURM_JOB_ID" || echo "it cannot be; to go on, submit again with the --run-dir of this run" >&2
 fi
