@@ -46,6 +46,11 @@ PLANTED = {
         ("from mpi4py import MPI", "model must not name MPI"),
         ("from hpctrain.comm.ring import Ring", "model must not import comm"),
     ],
+    "launch/x.py": [
+        ("from mpi4py import MPI", "launch must not name MPI"),
+        ("from hpctrain.comm.environment import announced", "launch must not import comm"),
+        ("def f():\n    import torch", "launch must not load torch"),
+    ],
     "report/x.py": [("def f():\n    import torch", "report must not load torch")],
     "train/x.py": [
         ("from hpctrain.tools.doctor import run", "train must not import tools"),
@@ -106,7 +111,9 @@ def test_nothing_is_allowed_that_is_not_needed():
 
 def test_the_lower_floors_load_neither_torch_nor_mpi():
     floor = ["hpctrain", "hpctrain.config", "hpctrain.cli", "hpctrain.__main__", "hpctrain.tools.doctor"]
-    floor += [f"hpctrain.plan.{path.stem}" for path in (PACKAGE / "plan").glob("[a-z]*.py")]
+    floor += [
+        f"hpctrain.{unit}.{path.stem}" for unit in ("plan", "launch") for path in (PACKAGE / unit).glob("[a-z]*.py")
+    ]
     program = f"import sys, {', '.join(floor)}; print(*({{'torch', 'mpi4py', 'cupy'}} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert loaded.stdout.split() == []

@@ -203,4 +203,4 @@ def _free_ports(number: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(missing())
+    sys.exit(missing() or 0)

@@ -56,7 +56,7 @@ def slow(cluster):
 def undisturbed(cluster, task):
     """The weights that nothing happened to."""
     job = cluster.submit(*NODES, "--", *PACED)
-    cluster.wait(job, "COMPLETED", timeout=120)
+    cluster.wait(job, "COMPLETED", timeout=200)
     return summary(cluster, job, "Paced")["weights_sha256"]
 
 
@@ -64,11 +64,22 @@ def summary(cluster, job: str, task: str) -> dict:
     return json.loads((cluster.work / f"runs/{task}-{job}/summary.json").read_text())
 
 
-def saved(cluster, job: str, timeout: float = 120) -> int:
+def saved(cluster, job: str, timeout: float = 200) -> int:
     """Waits for the first checkpoint of a paced job; its step."""
     latest = cluster.work / f"runs/Paced-{job}/checkpoints/latest"
     cluster.until(job, lambda told: latest.exists(), "saved", timeout)
     return int(latest.read_text().removeprefix("step-"))
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The same job with 4 ranks at most, of one thread each, a small model, and few steps."""
+    num_nodes = int(words[words.index("--nodes") + 1])
+    words[words.index("--ntasks-per-node") + 1] = str(4 // num_nodes)
+    words[words.index("--cpus-per-task") + 1] = "1"
+    if "--stages" in words:
+        words[words.index("--stages") + 1] = str(4 // num_nodes)
+    words[words.index("--steps") :] = TINY + ([] if "ratings" in words else OF_TEXT)
+    return words
 
 
 def trainers(cluster) -> list[str]:
@@ -78,12 +89,9 @@ def trainers(cluster) -> list[str]:
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
 def test_every_job_script_trains_to_its_end(cluster, path):
     written = next(line for line in path.read_text().splitlines() if line.startswith(WRITTEN))
-    words = shlex.split(written.removeprefix(WRITTEN))
-    words[words.index("--ntasks-per-node") + 1] = "4" if "--stages" in words else "1"
-    words[words.index("--cpus-per-task") + 1] = "1"
-    words[words.index("--steps") :] = TINY + ([] if "ratings" in words else OF_TEXT)
+    words = smaller(shlex.split(written.removeprefix(WRITTEN)))
     job = cluster.submit(*words)
-    told = cluster.wait(job, "COMPLETED", timeout=120)
+    told = cluster.wait(job, "COMPLETED", timeout=200)
     name = "ratings" if "ratings" in words else "text"
     result = summary(cluster, job, name)
     assert result["done"] and result["layout"]["ranks"] == int(told["NumTasks"])
@@ -92,13 +100,24 @@ def test_every_job_script_trains_to_its_end(cluster, path):
 
 def test_a_job_whose_time_runs_out_saves_and_goes_on_with_the_same_bits(cluster, undisturbed, slow):
     job = cluster.submit(*NODES, "--time", "2", "--signal-seconds", "90", "--", *PACED)
-    cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=150)
+    cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=200)
     slow.unlink()
     assert "asked to stop: saved in" in cluster.log(job) and f"job {job} is queued again" in cluster.log(job)
-    cluster.wait(job, "COMPLETED", timeout=90)
+    cluster.wait(job, "COMPLETED", timeout=200)
     result = summary(cluster, job, "Paced")
     assert 0 < result["resumed_from"] < 100 and result["weights_sha256"] == undisturbed
     assert "step   1/100" in cluster.log(job) and "step 100/100" in cluster.log(job)  # one log, of both parts
+
+
+def test_a_job_by_mpirun_saves_on_the_signal_and_goes_on_with_the_same_bits(cluster, undisturbed, slow):
+    job = cluster.submit(*NODES, "--launcher", "mpirun", "--", *PACED)
+    step = saved(cluster, job)
+    cluster.say("scancel", "--signal=USR1", "--batch", job)  # as Slurm does, but now
+    cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=60)
+    slow.unlink()
+    cluster.wait(job, "COMPLETED", timeout=200)
+    result = summary(cluster, job, "Paced")
+    assert result["resumed_from"] >= step and result["weights_sha256"] == undisturbed
 
 
 def test_a_job_that_is_cancelled_leaves_no_process_and_does_not_come_back(cluster, slow):
@@ -118,10 +137,10 @@ def test_a_job_that_loses_a_node_goes_on_with_the_same_bits(cluster, undisturbed
     job = cluster.submit(*NODES, "--", *PACED)
     step = saved(cluster, job)
     cluster.kill("n2")
-    cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=120)
+    cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=200)
     slow.unlink()
     cluster.start("n2")
-    cluster.wait(job, "COMPLETED", timeout=120)
+    cluster.wait(job, "COMPLETED", timeout=200)
     result = summary(cluster, job, "Paced")
     assert result["resumed_from"] >= step and result["weights_sha256"] == undisturbed
 
