@@ -186,6 +186,7 @@ def _started(folder: Path, nodes: list[str], cpus: int, keeper: int) -> Slurm:
     ):
         assert time.monotonic() < deadline, f"nodes are {said}, see {folder}"
         time.sleep(0.2)
+    cluster.say("srun", f"--nodes={len(nodes)}", "true")
     return cluster
 
 
