@@ -15,6 +15,7 @@ from hpctrain.launch.flags import added, layout
 
 COMMAND = "python -m hpctrain"
 OWN = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "partition", "account", "signal", "requeue"}
+EARLY = 60  # seconds that Slurm may send the signal before it is due
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # as sbatch takes it
 WORD = re.compile(r"[\w.,:@%+=/*\[\]()&|-]+")
 
@@ -94,9 +95,10 @@ class Job:
                 raise UsageError(f"--sbatch {text!r}: expected NAME or NAME=VALUE, such as mem=64G or exclusive")
             if name in OWN | {"open-mode", "output"}:
                 raise UsageError(f"--sbatch {text}: the script has --{name} already")
-        if (seconds := in_seconds(self.time)) <= self.signal_seconds:
+        if in_seconds(self.time) <= self.signal_seconds + EARLY:
             raise UsageError(
-                f"--signal-seconds {self.signal_seconds}: none of --time {self.time}, {seconds} s, is left to train"
+                f"--signal-seconds {self.signal_seconds}: leaves nothing of --time {self.time} to train in, as Slurm"
+                f" may signal {EARLY} seconds earlier"
             )
 
     @property

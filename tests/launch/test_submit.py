@@ -200,7 +200,10 @@ def test_a_folder_without_the_environment_is_told_before_anything_is_submitted(t
         (["--", "doctor"], "doctor: after -- come the flags of train, without a command"),
         (["--", "--resume", "runs/a"], "--resume runs/a: leave it out, --resume auto is added; to go on with a run,"),
         (["--time", "soon"], "--time soon: expected minutes, H:M:S or D-H:M:S, such as 4:00:00"),
-        (["--time", "2"], "--signal-seconds 120: none of --time 2, 120 s, is left to train"),
+        (
+            ["--time", "3"],
+            "--signal-seconds 120: leaves nothing of --time 3 to train in, as Slurm may signal 60 seconds",
+        ),
         (["--job-name", "my job"], "--job-name 'my job': expected a word without spaces and quotes"),
         (["--sbatch", "time=5"], "--sbatch time=5: the script has --time already"),
         (["--sbatch=--mem=5G"], "--sbatch '--mem=5G': expected NAME or NAME=VALUE, such as mem=64G"),

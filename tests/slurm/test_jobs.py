@@ -99,7 +99,7 @@ def test_every_job_script_trains_to_its_end(cluster, path):
 
 
 def test_a_job_whose_time_runs_out_saves_and_goes_on_with_the_same_bits(cluster, undisturbed, slow):
-    job = cluster.submit(*NODES, "--time", "2", "--signal-seconds", "90", "--", *PACED)
+    job = cluster.submit(*NODES, "--time", "3", "--signal-seconds", "110", "--", *PACED)
     cluster.until(job, lambda told: told["Restarts"] == "1", "queued again", timeout=200)
     slow.unlink()
     assert "asked to stop: saved in" in cluster.log(job) and f"job {job} is queued again" in cluster.log(job)
