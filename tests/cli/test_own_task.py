@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import sys
 
 import pytest
@@ -164,7 +163,7 @@ def test_a_rank_that_is_killed_ends_all_and_leaves_no_reading_process(fault, wor
 
 
 @pytest.mark.wide_if(case=lambda fault, **_: fault == "raise")
-@pytest.mark.parametrize("fault, code, words", [("raise", 1, ("Traceback", BUG)), ("terminated", -signal.SIGTERM, ())])
+@pytest.mark.parametrize("fault, code, words", [("raise", 1, ("Traceback", BUG)), ("terminated", 75, ("saved in",))])
 def test_one_process_that_ends_by_force_leaves_no_reading_process(fault, code, words, tmp_path):
     result = failing(tmp_path, fault, 1, ranks=0)
     assert result.returncode == code and all(word in result.stderr for word in words), result

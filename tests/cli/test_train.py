@@ -21,6 +21,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "layout": {"stages": int, "replicas": int, "servers": int, "ranks": int},
     "schedule": (str, type(None)),
     "steps": int,
+    "resumed_from": (int, type(None)),
     "stopped_early": bool,
     "first_loss": float,
     "final_loss": float,
@@ -44,6 +45,7 @@ KINDS = {  # the schema of summary.json in collective mode
         }
     ],
     "tuning": (dict, type(None)),
+    "checkpoints": {"saved": int, "failed": int, "bytes": (int, type(None)), "seconds": (float, type(None))},
     "stages": [{"layers": list, "parameters": int, "unsplit": list}],
     "bubble_rate": (dict, type(None)),
     "peak_in_flight": [int],
