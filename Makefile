@@ -104,6 +104,7 @@ bench bench-check: venv
 	for ranks in 2 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/peers/data_parallel.py $(CHECK) || exit 1; done
 	$(LAUNCH) 8 $(BIN)/python benchmarks/staleness.py $(CHECK)
 	$(LAUNCH) 2 $(BIN)/python benchmarks/push_pull.py $(CHECK)
+	$(LAUNCH) 4 $(BIN)/python benchmarks/checkpoint.py $(CHECK)
 
 hosts-bench hosts-bench-check: venv
 	for ranks in 1 2; do $(BIN)/python -m tests.hosts.emulated 4 $$ranks $(abspath $(BIN))/python \
