@@ -129,8 +129,7 @@ def test_a_job_that_is_cancelled_leaves_no_process_and_does_not_come_back(cluste
     while left := trainers(cluster):
         assert time.monotonic() < deadline, left
         time.sleep(0.3)
-    told = cluster.job(job)
-    assert told["JobState"] == "CANCELLED" and told["Restarts"] == "0"
+    assert cluster.wait(job, "CANCELLED", timeout=60)["Restarts"] == "0"
 
 
 def test_a_job_that_loses_a_node_goes_on_with_the_same_bits(cluster, undisturbed, slow):
