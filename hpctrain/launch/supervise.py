@@ -18,8 +18,8 @@ from hpctrain.launch import flags as of_train
 from hpctrain.launch.mpirun import Mpirun
 from hpctrain.launch.values import at_least, wrong_start
 
-DONE, USAGE, SAVED = 0, 2, 75  # exit codes of train
-MEANING = {DONE: ", and the run is not done", SAVED: ", saved on request"}
+DONE, USAGE, SAVED, STALLED = 0, 2, 75, 76  # exit codes of train
+MEANING = {DONE: ", and the run is not done", SAVED: ", saved on request", STALLED: ", no rank got on"}
 ASKING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
