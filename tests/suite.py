@@ -53,10 +53,8 @@ NEEDS_MORE = " or ".join(
 )  # of stages, or of servers
 PIPELINES = "(test_pipeline or test_asynchronous or test_served or test_replay)"
 BY_EIGHT = f"(not {PIPELINES} and not ({' or '.join(DONE_BY_FOUR)})) or ({PIPELINES} and ({NEEDS_MORE}))"
-WITH_EIGHT = tuple(
-    f"tests/train/test_{name}.py"
-    for name in ("equivalence", "executor", "run", "data", "pipeline", "asynchronous", "served", "replay")
-)
+OF_EIGHT = "equivalence executor run data pipeline asynchronous served replay resume_layouts"
+WITH_EIGHT = tuple(f"tests/train/test_{name}.py" for name in OF_EIGHT.split())
 TRAIN = ("tests/train", "tests/model", "tests/tools")
 FOUR_RANKS = tuple(f"tests/comm/test_{name}.py" for name in ("ring", "node", "compressed", "tuning"))  # 3 tell the rest
 PARTS = (

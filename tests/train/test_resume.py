@@ -184,6 +184,7 @@ def test_a_signal_on_one_rank_has_all_save_and_leave(
 
 
 @pytest.mark.mpi(min_size=3)
+@pytest.mark.wide_if(case=lambda servers, flags: (servers == "1") == ("--update" in flags or "--dense-via" in flags))
 @pytest.mark.parametrize("servers", ["1", "2"])
 @pytest.mark.parametrize(
     "flags",
