@@ -59,7 +59,7 @@ def run(command, *, timeout: float, env=None, cwd=None, output: Path | None = No
         out, err = output or Path(folder, "out"), Path(folder, "err")
         with out.open("wb") as out_file, err.open("wb") as err_file:
             how = {"stdout": out_file, "stderr": subprocess.STDOUT if output else err_file, "cwd": cwd or ROOT}
-            in_time, returncode = _wait(command, mark, timeout, env=_environment(env, mark), **how)
+            in_time, returncode = _wait(command, mark, timeout, env=environment(env, mark), **how)
         left, seconds = end_processes(mark, PATIENCE if in_time else 0), time.monotonic() - begin
         result = Result(returncode, out.read_text(errors="replace"), err.read_text(errors="replace"), seconds)
     assert in_time, f"more than {timeout:g} s: {_line(command)}\n{_shown(result.stdout, result.stderr)}"
@@ -106,7 +106,8 @@ def _wait(command, mark: str, timeout: float, **how) -> tuple[bool, int]:
         raise
 
 
-def _environment(env, mark: str) -> dict[str, str]:
+def environment(env, mark: str) -> dict[str, str]:
+    """This process's, with `env` added and the launch's mark."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     merged = {**os.environ, "PYTHONPATH": path, **(env or {}), MARK: mark}
     return {name: str(value) for name, value in merged.items() if value is not None}
