@@ -26,7 +26,7 @@ from hpctrain.train.checkpoint_pieces import Tensors, described, opened, stored
 from hpctrain.train.checkpoint_state import State
 from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.executor import Executor
-from hpctrain.train.resume import check_whole, layout_of
+from hpctrain.train.resume import check_whole, fits, layout_of
 from hpctrain.train.served_state import ask_servers
 from hpctrain.train.train_state import TrainState
 
@@ -145,7 +145,7 @@ class Checkpoints:
         state = on_all(self.mesh.world, lambda: _state(folder, manifest))
         tensors = on_all(self.mesh.world, lambda: opened(folder, fresh))
         self._check_names(folder, tensors)
-        take = on_all(self.mesh.world, lambda: self.state.prepare(tensors, fresh))
+        take = on_all(self.mesh.world, lambda: _naming(folder, lambda: self.state.prepare(tensors, fresh)))
         self._ask("load", folder=str(folder), clock=state.step, fresh=fresh)
         take()
         self.executor.update.begin_at(state.step)
@@ -203,7 +203,9 @@ class Checkpoints:
         own = {name for part in self.mesh.world.all_gather_json(sorted(self.state.names())) for name in part}
         strange = sorted(key for key in tensors if key.startswith("weights/") and key not in own)
         if strange:
-            raise AgreedError(f"{folder}: {strange[0]} is not in this model; is it of another task or other options?")
+            raise AgreedError(
+                f"{folder}: {strange[0][:80]} is not in this model; is it of another task or other options?"
+            )
 
 
 def _in_json(value: Any) -> Any:
@@ -215,9 +217,28 @@ def _state(folder: Path, manifest: Mapping[str, Any]) -> TrainState:
     """CheckpointError where the manifest does not say what it should."""
     known = {each.name for each in fields(TrainState)} - set(FORGOTTEN)
     state = manifest["state"]
-    if state.keys() != known or type(state["step"]) is not int:
+    if state.keys() != known:
         raise CheckpointError(f"{folder / files.MANIFEST}: damaged, state: {', '.join(sorted(known))} are expected")
+    wrong = [each.name for each in fields(TrainState) if each.name in state and not fits(each.type, state[each.name])]
+    wrong += [name for name, value in state.items() if type(value) is int and value < 0]
+    if not wrong and not all(fits(float | None, each) for each in state["metrics"].values()):
+        wrong.append("metrics")
+    if state["step"] != manifest["step"]:
+        wrong.append("step")
+    if not all(fits(float, each) and each >= 0 for each in manifest["items_seen"]):
+        wrong.append("items_seen")
+    if wrong:
+        raise CheckpointError(f"{folder / files.MANIFEST}: damaged, {wrong[0]} is not what a run has")
     return TrainState(**state)
+
+
+def _naming(folder: Path, call: Callable[[], Any]) -> Any:
+    """What `call` gives; a ValueError, also of a checkpoint or a table, tells the folder."""
+    try:
+        return call()
+    except ValueError as error:
+        said = str(error)
+        raise CheckpointError(said if str(folder) in said else f"{folder}: {said}") from None
 
 
 def _existing(folder: Path) -> Path:

@@ -13,7 +13,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ FORMAT = 1
 MANIFEST, LATEST = "manifest.json", "latest"
 NAME = re.compile(r"step-(\d{6,})")
 FIELDS = {"step": int, "state": dict, "layout": dict, "config": dict, "items_seen": list, "contents": list}
-MOST_BYTES = 256 << 20  # of a manifest
+FILE_NAME = re.compile(r"[\w-]+\.safetensors", re.ASCII)
+MOST_BYTES, MOST_DEEP = 256 << 20, 32  # of a manifest
 BLOCK = 1 << 20  # bytes that are hashed at a time
 
 
@@ -48,10 +50,17 @@ def name_of(step: int) -> str:
 
 def write_tensors(folder: Path, name: str, tensors: Mapping[str, Any]) -> File:
     """Writes contiguous torch tensors as safetensors, on disk when this returns. OSError where there is no room."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = folder / name
-    save_file(dict(tensors), path)
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:  # also for a full disk, of which it tells the number
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise CheckpointError(f"{path}: {_in_a_line(error)}") from None
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
     _flush(path)
     return File(name, path.stat().st_size, sha256_of(path))
 
@@ -77,7 +86,8 @@ def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path
     root, whole = part.parent, part.parent / part.name.removeprefix(".").removesuffix(".part")
     listed = [{"name": each.name, "bytes": each.nbytes, "sha256": each.sha256} for each in files]
     content = {"format": FORMAT, **manifest, "files": listed}
-    write_json(part / MANIFEST, {**content, "sha256": _digest(content)}, indent=None)
+    with _naming(part / MANIFEST):
+        write_json(part / MANIFEST, {**content, "sha256": _digest(content)}, indent=None)
     _flush(part)
     if whole.exists():
         shutil.rmtree(whole)
@@ -89,7 +99,8 @@ def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path
 
 def note_latest(root: Path, name: str) -> None:
     temporary = root / f".{LATEST}"
-    temporary.write_text(f"{name}\n", encoding="utf-8")
+    with _naming(temporary):
+        temporary.write_text(f"{name}\n", encoding="utf-8")
     _flush(temporary)
     temporary.replace(root / LATEST)
     _flush(root)
@@ -119,13 +130,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise CheckpointError(f"{path}: larger than {MOST_BYTES} bytes, so it is no manifest of hpctrain")
-        manifest = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}; no whole checkpoint") from None
-    except (UnicodeDecodeError, RecursionError, json.JSONDecodeError):
+    if len(content) > MOST_BYTES:
+        raise CheckpointError(f"{path}: larger than {MOST_BYTES} bytes, so it is no manifest of hpctrain")
+    try:
+        manifest = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):  # ValueError also for a number of thousands of digits
         raise CheckpointError(f"{path}: damaged, it is not JSON") from None
+    if not _is_plain(manifest, MOST_DEEP):
+        raise CheckpointError(f"{path}: damaged, it is too deep, or has a number too large")
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is not int:
         raise CheckpointError(f"{path}: no checkpoint of hpctrain, it has no format")
@@ -147,8 +161,8 @@ def files_of(folder: Path, manifest: Mapping[str, Any]) -> list[File]:
         values = [each.get(key) for key in ("name", "bytes", "sha256")] if isinstance(each, dict) else [None]
         if [type(value) for value in values] != [str, int, str]:
             raise CheckpointError(f"{path}: damaged, files: a name, bytes and sha256 are expected of each")
-        if Path(values[0]).name != values[0] or values[0] in ("", ".", ".."):
-            raise CheckpointError(f"{path}: damaged, files: {values[0]!r} is not the name of a file beside it")
+        if not FILE_NAME.fullmatch(values[0]):
+            raise CheckpointError(f"{path}: damaged, files: {repr(values[0])[:80]} is not the name of a file beside it")
         files.append(File(*values))
     if len({each.name for each in files}) != len(files):
         raise CheckpointError(f"{path}: damaged, files: a name is there twice")
@@ -168,6 +182,19 @@ def check_file(folder: Path, file: File) -> None:
         raise CheckpointError(f"{path}: {error.strerror or error}") from None
 
 
+def _is_plain(value: Any, deep: int) -> bool:
+    """Whether it is nested no more than so deep, and its whole numbers have 64 bits."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return deep > 0 and all(_is_plain(each, deep - 1) for each in value)
+    return type(value) is not int or -(2**63) <= value < 2**63
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _digest(content: Mapping[str, Any]) -> str:
     """Of what it says, however it is laid out."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -177,6 +204,17 @@ def _flush(path: Path) -> None:
     """What is in a file, or in a folder, is on disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with _naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError has a file's name: that of a write has none by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

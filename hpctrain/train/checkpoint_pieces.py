@@ -5,6 +5,7 @@ other ranks than those that load it.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,19 +92,23 @@ def index(folder: Path, files: list[File], contents: Any) -> dict[str, Saved]:
     if not isinstance(contents, list) or len(contents) != len(files):
         raise CheckpointError(f"{where}: damaged, contents: a list for each of {len(files)} files is expected")
     found: dict[str, Saved] = {}
+    nbytes: dict[str, int] = defaultdict(int)
     for file, listed in zip(files, contents):
         for each in listed if isinstance(listed, list) else [None]:
             key, saved = _read(where, file.name, each)
             known = found.setdefault(key, saved)
             if known is not saved:
                 if known[:2] != saved[:2]:
-                    raise CheckpointError(f"{where}: damaged, {key} has several shapes or dtypes")
+                    raise CheckpointError(f"{where}: damaged, {key[:80]} has several shapes or dtypes")
                 known.places.extend(saved.places)
+            nbytes[file.name] += (saved.places[-1].stop - saved.places[-1].start) * saved.dtype.itemsize
+            if nbytes[file.name] > file.nbytes:
+                raise CheckpointError(f"{where}: damaged, contents: {file.name} has not so many bytes")
     for key, saved in found.items():
         saved.places.sort()
         ends = [0, *(place.stop for place in saved.places)]
         if [place.start for place in saved.places] != ends[:-1] or ends[-1] != math.prod(saved.shape):
-            raise CheckpointError(f"{where}: damaged, {key} is not there from end to end, once")
+            raise CheckpointError(f"{where}: damaged, {key[:80]} is not there from end to end, once")
     return found
 
 
@@ -114,8 +119,10 @@ def _read(where: Path, file: str, each: Any) -> tuple[str, Saved]:
         numbers = (*shape, start, stop)
         if not isinstance(key, str) or any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError
+        if not key.isprintable() or start > stop or math.prod(length or 1 for length in shape) >= 2**63:
+            raise ValueError
     except (TypeError, KeyError, ValueError):
-        raise CheckpointError(f"{where}: damaged, contents: {str(each)[:80]} describes no tensor") from None
+        raise CheckpointError(f"{where}: damaged, contents: {repr(each)[:80]} describes no tensor") from None
     name = key if (start, stop) == (0, math.prod(shape)) else f"{key}@{start}"
     return key, Saved(dtype, shape, [Place(start, stop, file, name)])
 
@@ -133,7 +140,7 @@ class Tensors(Mapping):
         for place in saved.places:
             values = self._read(place)
             if values.dtype != saved.dtype or values.numel() != place.stop - place.start:
-                raise CheckpointError(f"{self.folder / place.file}: {place.name} is not what {MANIFEST} says")
+                raise CheckpointError(f"{self.folder / place.file}: {place.name[:80]} is not what {MANIFEST} says")
             whole[place.start : place.stop] = values.reshape(-1)
         return whole.view(saved.shape)
 
@@ -151,7 +158,7 @@ class Tensors(Mapping):
             with safe_open(path, "pt") as file:
                 return file.get_tensor(place.name)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: damaged, or no safetensors file: {error}") from None
+            raise CheckpointError(f"{path}: damaged, or no safetensors file: {' '.join(str(error).split())}") from None
 
 
 def opened(folder: Path, fresh: bool = False) -> Tensors:

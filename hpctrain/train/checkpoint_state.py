@@ -8,6 +8,7 @@ feedback/REPLICA/NAME        what --compress has left of the gradients of a repl
 compressor/NAME              what a compressor begins the next step with
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -59,7 +60,10 @@ class State:
         """
         weights = {name: self._weight(tensors, name, each) for name, each in self.parameters.items()}
         slots, canonical = slots_of(tensors), self.update.tied.canonical
-        states = {name: state_of(tensors, slots, canonical(name), *each) for name, each in self._stepped().items()}
+        optimizer = self.executor.optimizer
+        states = {
+            name: state_of(optimizer, tensors, slots, canonical(name), *each) for name, each in self._stepped().items()
+        }
         buffers = self._buffers(tensors)
         kept, memory = self._kept(tensors), self._memory(tensors)
         tables = [table.prepare_state(rows_of(tensors, name), fresh) for name, table in self._tables().items()]
@@ -135,7 +139,7 @@ class State:
         if self.feedback is None:
             return []
         own, found = self.feedback.kept(), []
-        replicas = {int(key.split("/")[1]) for key in tensors if key.startswith("feedback/")}
+        replicas = {int(match[1]) for key in tensors if (match := re.match(r"feedback/(\d{1,9})/", key, re.ASCII))}
         for name, place in own.items():
             total = torch.zeros_like(place)
             for replica in sorted(replicas):

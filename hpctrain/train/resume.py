@@ -13,7 +13,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from hpctrain.comm.group import Group
 from hpctrain.config import Config, UsageError, flag_name, parse
@@ -81,10 +82,30 @@ def find(argv: list[str], group: Group) -> Start:
 
 def check_whole(checkpoint: Path, group: Group) -> dict[str, Any]:
     """Its manifest. AgreedError where a byte of it is not what was written. The ranks share the reading. Collective."""
-    manifest = on_first(group, lambda: files.read_manifest(checkpoint))
+    manifest = on_first(group, lambda: _manifest(checkpoint))
     own = files.files_of(checkpoint, manifest)[group.rank :: group.size]
     on_all(group, lambda: [files.check_file(checkpoint, each) for each in own])
     return manifest
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any]:
+    """CheckpointError where it lists no files, or settings and a layout that no run has."""
+    manifest = files.read_manifest(checkpoint)
+    files.files_of(checkpoint, manifest)
+    saved, layout = Start(manifest=manifest).config, manifest["layout"]
+    told = [each for each in dataclasses.fields(Config) if each.name in manifest["config"]]
+    wrong = [each.name for each in told if not fits(each.type, saved[each.name])]
+    if layout.keys() != {"stages", "replicas", "servers"} or not all(fits(int, each) for each in layout.values()):
+        wrong.append("layout")
+    if wrong:
+        raise files.CheckpointError(f"{checkpoint / files.MANIFEST}: damaged, {wrong[0]} is not what a run has")
+    return manifest
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether JSON that was read may be a field of that type; a whole number may be one with a point."""
+    kinds = [get_origin(each) or each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
+    return type(value) in kinds or type(value) is int and float in kinds
 
 
 def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config, set[str]]:

@@ -106,5 +106,11 @@ class ServedState:
             if key not in tensors or list(tensors[key].shape) != list(shape):
                 raise files.CheckpointError(f"the checkpoint has no {key} of shape {shape}; is it of another task?")
             values = tensors[key].reshape(-1)[start : start + parameter.numel()]
-            found.append((parameter, values, state_of(tensors, slots, name, parameter, start, shape)))
+            found.append(
+                (
+                    parameter,
+                    values,
+                    state_of(self._shard.dense.optimizer, tensors, slots, name, parameter, start, shape),
+                )
+            )
         return found

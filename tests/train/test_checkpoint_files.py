@@ -1,9 +1,11 @@
 """A checkpoint on disk is whole or not there; whatever was changed in it is found before any of it is used."""
 
+import errno
 import json
 import random
 
 import pytest
+import safetensors.torch
 import torch
 
 from hpctrain.train import checkpoint_files as files
@@ -83,6 +85,9 @@ def test_the_newest_are_kept(tmp_path):
         (b"[]", "no checkpoint of hpctrain, it has no format"),
         (b'{"format": true}', "no checkpoint of hpctrain, it has no format"),
         (b'{"format": 2}', "of format 2, and this version reads format 1"),
+        (b'{"format": ' + b"1" * 5000 + b"}", "damaged, it is not JSON"),
+        (b'{"format": 1, "step": ' + b"1" * 20 + b"}", "damaged, it is too deep, or has a number too large"),
+        (b'{"format": 1, "a": ' + b"[" * 33 + b"]" * 33 + b"}", "damaged, it is too deep, or has a number too large"),
         (b'{"format": 1}', "damaged, its sha256 is not that of what was written"),
     ],
 )
@@ -95,10 +100,44 @@ def test_a_manifest_that_is_none_is_told(tmp_path, content, words):
     assert str(error.value) == f"{path}: {words}"
 
 
-@pytest.mark.parametrize("name", ["../rank-0000.safetensors", "/etc/passwd", "", ".", "a/b"])
+@pytest.mark.parametrize(
+    "name",
+    ["../rank-0000.safetensors", "/etc/passwd", "", ".", "a/b", "a\0b", "a\nb.safetensors", "\ud800", "x" * 9999],
+)
 def test_a_file_elsewhere_is_not_looked_at(tmp_path, name):
     with pytest.raises(CheckpointError, match="files: .* is not the name of a file beside it"):
         files.files_of(tmp_path, {"files": [{"name": name, "bytes": 1, "sha256": ""}]})
+
+
+@pytest.mark.parametrize("number, kind", [(errno.ENOSPC, OSError), (None, CheckpointError)])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch, number, kind):
+    """safetensors has an exception of its own, also for a full disk."""
+
+    def fails(tensors, path):
+        raise safetensors.SafetensorError(f"Error: it\nfailed{f' (os error {number})' if number else ''}")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fails)
+    with pytest.raises(kind) as error:
+        files.write_tensors(tmp_path, "rank-0000.safetensors", {})
+    said = (error.value.filename, error.value.errno) if number else str(error.value)
+    path = str(tmp_path / "rank-0000.safetensors")
+    assert said == ((path, number) if number else f"{path}: Error: it failed")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".latest"])
+def test_what_a_full_disk_cut_off_is_named(tmp_path, monkeypatch, name):
+    """A write that fails does not say of itself where."""
+
+    def fails(*args, **how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if name == ".latest":
+        monkeypatch.setattr(files.Path, "write_text", fails)
+    else:
+        monkeypatch.setattr(files, "write_json", fails)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        saved(tmp_path)
+    assert error.value.filename.endswith(f"/{name}")
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
