@@ -117,6 +117,8 @@ test-mpi-%: venv
 soak: venv
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak.kills
+	$(BIN)/python -m tests.soak.damages
+	$(BIN)/python -m tests.soak.full_disk
 
 equivalence: venv
 	$(LAUNCH) 8 $(BIN)/python -m pytest --with-mpi -m mpi tests/train/test_equivalence.py \
