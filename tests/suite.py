@@ -62,7 +62,7 @@ PARTS = (
     *(Part("comm", ranks, 240, ("tests/comm",), NARROW) for ranks in (1, 2, 3)),
     Part("comm", 4, 240, FOUR_RANKS, NARROW),
     Part("train", 4, 600, TRAIN, NARROW),
-    Part("failing", 0, 600, OWN_LAUNCHES[:1], ("-m", "not wide")),
+    Part("failing", 0, 1200, OWN_LAUNCHES[:1], ("-m", "not wide")),
     Part("cli", 0, 900, OWN_LAUNCHES[1:], ("-m", "not wide")),
 )
 WIDE = (  # where it is asked for by name
