@@ -59,6 +59,8 @@ ANY_MODEL = f"{BORDERS}::test_any_model_equals_one_process"
 OWN_MICROBATCH = f"{BORDERS}::test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many"
 HISTORY = f"{ASYNCHRONOUS}::test_asynchronous_training_equals_the_history"
 
+RESUME, FAILING = "tests/train/test_resume.py", "tests/failing"
+
 CASES = [
     # launch
     Case(
@@ -472,5 +474,49 @@ CASES = [
         "F10",
         "finished, but the process does not end",
         (f"{ONE_RANK}::test_a_thread_that_still_runs_does_not_keep_a_finished_job",),
+    ),
+    # checkpoints and signals
+    Case(
+        "C01",
+        "killed, or no room, in the middle of a save: nothing whole is left",
+        (
+            f"{FAILING}/test_soak.py::test_a_run_of_which_ranks_are_killed_has_the_bits_of_one_left_alone",
+            f"{FAILING}/test_soak.py::test_a_full_disk_and_a_read_only_one_are_told_and_the_run_goes_on",
+            "tests/train/test_checkpoint.py::test_a_save_that_fails_is_told_to_all_and_leaves_those_before_it",
+            "tests/train/test_damages.py::test_random_changes_by_accident_and_by_an_attacker",
+            f"{RESUME}::test_auto_takes_the_newest_whole_checkpoint_and_says_so",
+        ),
+    ),
+    Case(
+        "C03",
+        "going on with another number of ranks",
+        (
+            "tests/train/test_checkpoint_state.py::test_a_run_goes_on_in_another_layout_as_if_undisturbed",
+            f"{RESUME}::test_workers_and_servers_go_on_with_the_same_bits",
+        ),
+    ),
+    Case(
+        "C05",
+        "going on with the schedule, momentum or place in the data of a start",
+        (
+            f"{RESUME}::test_a_run_that_goes_on_has_the_bits_of_one_that_never_ended",
+            f"{RESUME}::test_other_rates_rows_and_lengths_are_told_and_taken",
+        ),
+    ),
+    Case(
+        "C06",
+        "the time is over, and nothing was saved",
+        (
+            f"{RESUME}::test_a_signal_on_one_rank_has_all_save_and_leave",
+            f"{FAILING}/test_signals.py::test_a_signal_ends_the_job_and_what_was_saved_is_whole",
+        ),
+    ),
+    Case(
+        "C08",
+        "a job that starts again loses what it wrote, or makes more steps than were asked for",
+        (
+            f"{FAILING}/test_soak.py::test_a_run_of_which_ranks_are_killed_has_the_bits_of_one_left_alone",
+            f"{RESUME}::test_auto_takes_the_newest_whole_checkpoint_and_says_so",
+        ),
     ),
 ]

@@ -21,6 +21,8 @@ IDS = {
     "numerics": "P24 D08 B14 B23 P25",
     "data": "A01 D04 D05",
     "ops": "O01",
+    "checkpoint": "C01 C03 C05",
+    "signals": "C06 C08",
     "failure, so far": "F01 F04 F06 F07 F09 F10",
 }
 
