@@ -89,24 +89,6 @@ CASES = [
             f"{USAGE}::test_a_batch_shell_and_a_step_of_one_task_are_one_process",
         ),
     ),
-    # signals
-    Case(
-        "C06",
-        "the time limit comes and nothing is saved",
-        (
-            f"{SUBMIT}::test_time_that_runs_out_saves_and_queues_the_job_again",
-            f"{SUBMIT}::test_a_signal_that_comes_twice_waits_for_the_same_end",
-            f"{LAUNCHED}::test_a_run_that_is_told_to_leave_saves_and_goes_on_when_started_again",
-        ),
-    ),
-    Case(
-        "C08",
-        "a job that is queued again loses its log, or finds no scontrol",
-        (
-            f"{SUBMIT}::test_slurm_is_asked_for_what_the_flags_say",
-            f"{SUBMIT}::test_where_the_job_cannot_be_queued_again_a_line_says_what_can_be_done",
-        ),
-    ),
     # ring
     Case(
         "B10",
@@ -509,6 +491,9 @@ CASES = [
         (
             f"{RESUME}::test_a_signal_on_one_rank_has_all_save_and_leave",
             f"{FAILING}/test_signals.py::test_a_signal_ends_the_job_and_what_was_saved_is_whole",
+            f"{SUBMIT}::test_time_that_runs_out_saves_and_queues_the_job_again",
+            f"{SUBMIT}::test_a_signal_that_comes_twice_waits_for_the_same_end",
+            f"{LAUNCHED}::test_a_run_that_is_told_to_leave_saves_and_goes_on_when_started_again",
         ),
     ),
     Case(
@@ -517,6 +502,8 @@ CASES = [
         (
             f"{FAILING}/test_soak.py::test_a_run_of_which_ranks_are_killed_has_the_bits_of_one_left_alone",
             f"{RESUME}::test_auto_takes_the_newest_whole_checkpoint_and_says_so",
+            f"{SUBMIT}::test_slurm_is_asked_for_what_the_flags_say",
+            f"{SUBMIT}::test_where_the_job_cannot_be_queued_again_a_line_says_what_can_be_done",
         ),
     ),
 ]

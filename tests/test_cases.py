@@ -9,7 +9,6 @@ from tests.harness.launch import ROOT
 
 IDS = {
     "launch": "L01 L03 L04 L06 L07 L08 L09 L10",
-    "signals": "C06 C08",
     "ring": "B10 B12 B13 B21",
     "buffers": "B01 B06 B08 B16 B17 B19 B20",
     "bench": "Q01",
