@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import reprlib
 from pathlib import Path
 
 import torch
@@ -94,10 +95,10 @@ def changed(manifest: dict, rng: random.Random) -> str:
     elif kind == 3 and isinstance(value, str) and value in DTYPES:
         holder[key] = rng.choice(list(DTYPES))
     elif kind == 4:
-        holder[key] = nested(value, rng.choice((2, 40, 300, 700)))
+        holder[key] = nested(value, rng.choice((2, 40, 200)))
     else:
         holder[key] = copy.deepcopy(rng.choice(STRANGE))
-    return f"{path} by {kind}: {repr(holder.get(key) if isinstance(holder, dict) else holder)[:60]}"
+    return f"{path} by {kind}: {reprlib.repr(holder.get(key) if isinstance(holder, dict) else holder)}"
 
 
 def nested(value, depth: int):
