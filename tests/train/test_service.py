@@ -97,11 +97,11 @@ def push_dense(client, value):
 
 def push_raw(client, header):
     """Past what a client would say."""
-    for line in client._lines:
-        client._tell(line, header)
+    for line in client.lines:
+        client.tell(line, header)
         if header.count:
             line.post(PUSHED, np.zeros(8 * header.count, np.uint8))
-        client._tell(line, Header(FINISH))
+        client.tell(line, Header(FINISH))
 
 
 @pytest.mark.mpi(min_size=3)
