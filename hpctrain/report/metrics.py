@@ -19,9 +19,15 @@ class MetricsFile:
         self._file.truncate(_end_of(last, Path(path)))
 
     def write(self, line: dict[str, Any]) -> None:
-        """Adds one object; its values are what JSON has: numbers, text, bool, None, and lists and dicts of these."""
-        self._file.write((json.dumps(finite(line), allow_nan=False) + "\n").encode())
-        self._file.flush()
+        """Adds one object; its values are what JSON has: numbers, text, bool, None, and lists and dicts of these.
+        OSError, with the file's name, where there is no room.
+        """
+        try:
+            self._file.write((json.dumps(finite(line), allow_nan=False) + "\n").encode())
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self._file.name)
+            raise
 
     def close(self) -> None:
         self._file.close()

@@ -20,6 +20,16 @@ def test_each_line_is_on_disk_before_the_next(tmp_path):
     file.close()
 
 
+def test_a_full_disk_is_told_with_the_files_name(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), file._file.fileno())
+    with pytest.raises(OSError, match="No space left on device: '.*/metrics.jsonl'"):
+        file.write({"step": 1})
+    with pytest.raises(OSError, match="No space left on device"):
+        file.close()
+
+
 def test_what_is_not_finite_becomes_null_at_any_depth(tmp_path):
     file = MetricsFile(tmp_path / "m")
     file.write({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": (-math.inf, "nan", True)}})
