@@ -28,6 +28,7 @@ ANSWERS = SERVICE[7:]
 SUSPECT = 1  # of FINISH: something of the iteration may not be finite
 AHEAD = 2  # of a pull: it may be answered late, so the values are copied
 LOOKS = 4  # of a pull: rows that are not there are not created
+ASKED = 16  # of an answer: a signal has asked this server to leave
 PARTLY = 8  # of a push: one byte for each segment says whether it was touched
 
 

@@ -1,5 +1,6 @@
 """What a server sends to its workers: values, gradients, refusals. Nothing here waits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,15 @@ from hpctrain.train.shard import Shard
 class Answers:
     """Of one `shard`, to whom a message of this `outbox` goes. Dense values are sent from where they lie."""
 
-    def __init__(self, shard: Shard, outbox: Outbox, memory: MessageMemory, dtype: torch.dtype):
+    def __init__(
+        self,
+        shard: Shard,
+        outbox: Outbox,
+        memory: MessageMemory,
+        dtype: torch.dtype,
+        was_asked: Callable[[], bool] = lambda: False,
+    ):
+        self._was_asked = was_asked
         self._shard, self._outbox, self._memory, self._dtype = shard, outbox, memory, dtype
         self._leaving: list[Any] = []  # requests that send values from where they lie
         self.holds = 0  # who waits until those have left; meanwhile copies are sent, or that might never be
@@ -92,6 +101,7 @@ class Answers:
 
     def _reply(self, worker: int, header: Header, count: int, items: float = 0.0, loss: float = 0.0) -> None:
         answer = header._replace(kind=messages.VALUES, count=count, version=self._shard.version, items=items, loss=loss)
+        answer = answer._replace(flags=messages.ASKED if self._was_asked() else 0)
         self._outbox.post(worker, messages.TO_WORKER, answer.pack(), control=True)
 
     def tell(self, worker: int, text: str) -> None:

@@ -194,9 +194,10 @@ class Checkpoints:
         notes = background.notes_of(part, names, self._given_up)
         manifest["items_seen"] = [notes[grid.rank(0, replica)]["items_seen"] for replica in range(grid.num_replicas)]
         manifest["contents"] = [note["contents"] for note in notes]
-        files.seal(part, manifest, [File(*note["file"]) for note in notes])
+        whole = files.seal(part, manifest, [File(*note["file"]) for note in notes])
         self.nbytes = sum(note["file"][1] for note in notes)
-        files.prune(self.root, self.config.keep_checkpoints)
+        files.prune(self.root, self.config.keep_checkpoints, whole)  # first of all: a full disk has room again
+        files.note_latest(self.root, whole.name)
 
     def _check_names(self, folder: Path, tensors: Tensors) -> None:
         """AgreedError where the checkpoint has weights that no rank has."""

@@ -82,7 +82,7 @@ def begin(root: Path, step: int) -> Path:
 
 
 def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path:
-    """Gives the folder its name when all in it is on disk, and makes it the latest; an older one of that name goes."""
+    """Gives the folder its name when all in it is on disk; an older one of that name goes."""
     root, whole = part.parent, part.parent / part.name.removeprefix(".").removesuffix(".part")
     listed = [{"name": each.name, "bytes": each.nbytes, "sha256": each.sha256} for each in files]
     content = {"format": FORMAT, **manifest, "files": listed}
@@ -90,14 +90,14 @@ def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path
         write_json(part / MANIFEST, {**content, "sha256": _digest(content)}, indent=None)
     _flush(part)
     if whole.exists():
-        shutil.rmtree(whole)
+        _remove(whole)
     part.rename(whole)
     _flush(root)
-    note_latest(root, whole.name)
     return whole
 
 
 def note_latest(root: Path, name: str) -> None:
+    """Of a whole one."""
     temporary = root / f".{LATEST}"
     with _naming(temporary):
         temporary.write_text(f"{name}\n", encoding="utf-8")
@@ -106,14 +106,24 @@ def note_latest(root: Path, name: str) -> None:
     _flush(root)
 
 
-def prune(root: Path, keep: int) -> None:
-    """Leaves the newest `keep` checkpoints, and no folder that was begun and never sealed."""
-    for old in newest_first(root)[keep:]:
-        hidden = root / f".{old.name}.old"
-        old.rename(hidden)  # so that none is seen half removed
-        shutil.rmtree(hidden)
+def prune(root: Path, keep: int, newest: Path) -> None:
+    """Leaves `keep` checkpoints up to the `newest`, and no folder that was begun and never sealed.
+
+    Those of later steps stay too: they were not whole when the run went back before them, and it will come to them.
+    """
+    found = newest_first(root)
+    for old in found[found.index(newest) + keep :]:
+        _remove(old)
     for left in root.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove(checkpoint: Path) -> None:
+    """So that it is never seen half removed."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.old")
+    shutil.rmtree(hidden, ignore_errors=True)
+    checkpoint.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def newest_first(root: Path) -> list[Path]:

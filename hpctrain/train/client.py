@@ -48,6 +48,7 @@ class ServiceClient:
         self._rounds = Notes(roles.everybody.comm, self.lines[0].rank) if roles.rank == 0 else None
         self.notes = self._rounds.notes if self._rounds else deque()
         self.closed, roles.client = False, self
+        self.servers_asked = False  # by a signal, to leave
         self._broken: RankFailed | None = None
         self.seconds_waited = 0.0  # for what servers send or take
         self._forget = last_words(self._last_words)
@@ -63,7 +64,7 @@ class ServiceClient:
 
         `bound` in place of the settings' staleness; `ahead`: it may take a while until this worker looks for it.
         """
-        pull = self._pull(messages.DENSE, into)
+        pull = Pull(messages.DENSE, self.poll, self._wait, into)
         flags = messages.AHEAD if ahead else 0
         for line, part in self._parts():
             memory = [into[part.start : part.stop]] if part.segments else []
@@ -82,7 +83,8 @@ class ServiceClient:
         Rows that nobody has pushed are created, or with `create` False made up for this once.
         """
         width = self.description.tables[table].width
-        pull, flags = self._pull(table, self._empty(len(ids), width)), 0 if create else messages.LOOKS
+        pull = Pull(table, self.poll, self._wait, self._empty(len(ids), width))
+        flags = 0 if create else messages.LOOKS
         for line, chosen in self._shared_out(ids):
             wanted = copy_rows(ids, chosen, self._memory.empty)
             if len(wanted):
@@ -94,7 +96,7 @@ class ServiceClient:
 
     def pull_gradient(self, table: int, clock: int) -> Pull:
         """Asks for the sum of what was pushed to the rows of a table in the round before, where the workers step."""
-        pull = self._pull(table, self._empty(0, self.description.tables[table].width))
+        pull = Pull(table, self.poll, self._wait, self._empty(0, self.description.tables[table].width))
         pull.ids = torch.empty(0, dtype=torch.int64)
         for line in self.lines:
             self._ask(pull, line, Header(messages.PULL, table, 0, clock), None)
@@ -198,6 +200,7 @@ class ServiceClient:
 
     def _take(self, line: Line, header: Header) -> None:
         pull = self._pulls[header.request]
+        self.servers_asked |= bool(header.flags & messages.ASKED)
         pull.versions[line.server], part = header.version, pull.parts[line.server]
         part.answered = True
         if self._steps_here:
@@ -217,9 +220,6 @@ class ServiceClient:
         last = max((line.last for line in self.lines), key=lambda header: header.clock)
         what = self.description.name(last.table)
         return f"worker {self._rank} (rank {self._rank}) was at clock {last.clock}, its last word was of {what}"
-
-    def _pull(self, table: int, values: torch.Tensor) -> Pull:
-        return Pull(table, self.poll, self._wait, values)
 
     def _wait(self, poll: Callable[[], bool]) -> None:
         began = time.perf_counter()

@@ -82,7 +82,7 @@ def with_servers(config: Config, folder: Path, comm, tuning: Tuning, start: Star
         if roles.is_server:
             from hpctrain.train.serve import serve
 
-            return serve(config, folder, roles)
+            return serve(config, folder, roles, signals)
         from hpctrain.train.run import run_training
 
         with Mesh(roles.peers, progress=roles.progress, tuning=tuning) as mesh:

@@ -111,9 +111,14 @@ def give_up(recorder: Recorder | None, error: AgreedError) -> None:
 def heed(signals: StopSignals, trainer: Trainer) -> None:
     """Has all ranks leave when a signal asks one of them. Collective."""
     config, executor, mesh = trainer.config, trainer.executor, trainer.mesh
-    executor.update.is_asked_to_stop = signals.was_asked
-    if not trainer.flushes and mesh.size > 1:
-        executor.vote = StopVote(mesh.add_world(), lag_of(config), signals.was_asked)
+    client = getattr(executor.update, "client", None)
+
+    def was_asked() -> bool:
+        return signals.was_asked() or (client is not None and client.servers_asked)
+
+    executor.update.is_asked_to_stop = was_asked
+    if not trainer.flushes:
+        executor.vote = StopVote(mesh.add_world(), lag_of(config), was_asked)
 
 
 def lag_of(config: Config) -> int:

@@ -8,15 +8,16 @@ from hpctrain.config import Config
 from hpctrain.train import facts
 from hpctrain.train.process import settle
 from hpctrain.train.server import ParameterServer
+from hpctrain.train.signals import StopSignals
 from hpctrain.train.stall import watching_server
 
 
-def serve(config: Config, folder: Path, roles: Roles) -> int:
+def serve(config: Config, folder: Path, roles: Roles, signals: StopSignals) -> int:
     """Serves until the workers are done; returns the exit code that rank 0 says. Collective with `part`."""
     settle(config.threads)
     with ExitStack() as files:
         record = files.enter_context(open_log(folder, roles.server)) if config.record_log else None
-        server = ParameterServer(roles, record)
+        server = ParameterServer(roles, record, signals.was_asked)
         with watching_server(config, folder, roles, server.shard):
             figures = server.serve()
     sent = [server.outbox.bytes_sent, server.outbox.messages_sent, server.outbox.control_messages]
@@ -25,9 +26,8 @@ def serve(config: Config, folder: Path, roles: Roles) -> int:
 
 
 def open_log(folder: Path, server: int):
-    return (folder / f"server-{server}.jsonl").open(
-        "a", encoding="utf-8"
-    )  # of a run that went on: behind what there is
+    """Behind what there is, of a run that goes on."""
+    return (folder / f"server-{server}.jsonl").open("a", encoding="utf-8")
 
 
 def part(roles: Roles) -> list[dict]:

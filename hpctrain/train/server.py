@@ -6,7 +6,7 @@ clock lets them through. Dense values are sent from where they lie; until they h
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ class ParameterServer:
     """Serves the workers of `roles` until the last of them is done. Collective with their ServiceClient, or with one
     who says that there will be none.
 
-    `record`: a text file to write the log to, one JSON object a line, where the settings ask for one.
+    `record`: a text file to write the log to, one JSON object a line, where the settings ask for one. `was_asked()`:
+    whether a signal asks this server to leave, which the workers are told.
     """
 
-    def __init__(self, roles: Roles, record=None):
+    def __init__(self, roles: Roles, record=None, was_asked: Callable[[], bool] = lambda: False):
         from mpi4py.MPI import Exception as MPIError
 
         assert roles.is_server, "a worker makes a client"
@@ -58,7 +59,7 @@ class ParameterServer:
             self._note,
             self._log if self.description.settings.record else None,
         )
-        self.answers = Answers(self.shard, self.outbox, self._memory, self._dtype)
+        self.answers = Answers(self.shard, self.outbox, self._memory, self._dtype, was_asked)
         self._state = ServedState(self.shard, self.description, roles.server, roles.num_servers)
 
     def serve(self) -> dict:

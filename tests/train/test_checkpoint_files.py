@@ -27,7 +27,9 @@ def saved(root, step=40):
         files.write_tensors(part, f"rank-{rank:04d}.safetensors", {"weights/a": torch.arange(6.0) + rank})
         for rank in (0, 1)
     ]
-    return files.seal(part, {**NOTES, "step": step}, written)
+    whole = files.seal(part, {**NOTES, "step": step}, written)
+    files.note_latest(root, whole.name)
+    return whole
 
 
 def looked_at(folder):
@@ -56,7 +58,7 @@ def test_one_that_was_never_sealed_is_not_there(tmp_path):
     files.write_tensors(part, "rank-0000.safetensors", {"weights/a": torch.zeros(3)})
     assert [path.name for path in files.newest_first(tmp_path)] == ["step-000040"]
     assert not list(files.begin(tmp_path, 80).iterdir()), "a second try begins anew"
-    files.prune(tmp_path, 1)
+    files.prune(tmp_path, 1, tmp_path / "step-000040")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000040"]
 
 
@@ -70,9 +72,19 @@ def test_the_newest_are_kept(tmp_path):
         "step-000080",
         "step-000040",
     ]
-    files.prune(tmp_path, 2)
+    files.prune(tmp_path, 2, tmp_path / "step-1000000")
     assert [path.name for path in files.newest_first(tmp_path)] == ["step-1000000", "step-999999"]
     assert files.newest_first(tmp_path / "nowhere") == []
+
+
+def test_a_run_that_went_back_keeps_what_it_saves_from_there(tmp_path):
+    """Step 80 was not whole, so the run went on from 40; what it saves is older by number than that folder."""
+    for step in (40, 80, 50, 60):
+        saved(tmp_path, step)
+    files.prune(tmp_path, 2, tmp_path / "step-000060")
+    assert [path.name for path in files.newest_first(tmp_path)] == ["step-000080", "step-000060", "step-000050"]
+    again = saved(tmp_path, 80)
+    assert looked_at(again) and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train import command
 from hpctrain.train.executor import Executor
+from hpctrain.train.shard import Shard
 from tests.harness.launch import ROOT
 
 TOYS = f"{ROOT}/tests/train/toys.py"
@@ -154,7 +155,7 @@ def test_a_signal_on_one_rank_has_all_save_and_leave(
         pytest.skip("2 stages need an even number of ranks")
     task = () if "--task" in flags else MASKED
     how = (*task, "--batch-size", "13", "--steps", "70", "--checkpoint-every", "100", *flags)
-    begin, rank = Executor._begin_step, 1 if "--servers" in flags else comm.size - 1
+    begin, rank = Executor._begin_step, 0 if "--servers" in flags else comm.size - 1
 
     def begins(self, step):
         if step == 2 and comm.rank == rank:
@@ -181,6 +182,26 @@ def test_a_signal_on_one_rank_has_all_save_and_leave(
         if "1f1b-async" not in flags and "2bw" not in flags and "--staleness" not in flags:
             assert summary(folder)["weights_sha256"] == summary(whole)["weights_sha256"]
             assert losses(folder) == losses(whole)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "flags", [MASKED, (*RECOMMENDER, "--staleness", "1", "--batch-size", "9")], ids=["dense", "rows"]
+)
+def test_a_signal_that_a_server_alone_gets_is_heard_by_all(comm, start, shared_tmp_path, monkeypatch, flags):
+    """It tells the workers with its answers."""
+    finish = Shard.finish
+
+    def finishes(self, worker, clock, *args, **kwargs):
+        if clock == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        finish(self, worker, clock, *args, **kwargs)
+
+    monkeypatch.setattr(Shard, "finish", finishes)
+    assert start("run", *flags, "--servers", "1", "--steps", "70") == 75
+    if comm.rank == 0:
+        (saved,) = files.newest_first(shared_tmp_path / "run" / "checkpoints")
+        assert 4 <= files.read_manifest(saved)["step"] < 20
 
 
 @pytest.mark.mpi(min_size=3)
