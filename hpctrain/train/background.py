@@ -7,6 +7,7 @@ rank 0 seals the checkpoint when all notes are there. So it is whole as soon as 
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,15 @@ class Background:
 
 def write_noted(part: Path, name: str, tensors: Mapping[str, torch.Tensor], note: Mapping[str, Any]) -> None:
     """Writes a file of tensors, then `NAME.json` with its size and sha256, the `note`, or what went wrong."""
+    path = part / f"{name}.json"
     try:
         file = files.write_tensors(part, f"{name}.safetensors", tensors)
+        with files.naming(path):
+            write_json(path, {"file": [file.name, file.nbytes, file.sha256], **note}, indent=None)
     except OSError as error:
-        write_json(part / f"{name}.json", {"fault": f"{name}.safetensors: {error.strerror or error}"}, indent=None)
+        with suppress(OSError):  # else those who wait for it hear of it when the ranks meet
+            write_json(path, {"fault": f"{error.filename}: {error.strerror or error}"}, indent=None)
         raise
-    write_json(part / f"{name}.json", {"file": [file.name, file.nbytes, file.sha256], **note}, indent=None)
 
 
 def notes_of(part: Path, names: Sequence[str], is_given_up: threading.Event) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path
     root, whole = part.parent, part.parent / part.name.removeprefix(".").removesuffix(".part")
     listed = [{"name": each.name, "bytes": each.nbytes, "sha256": each.sha256} for each in files]
     content = {"format": FORMAT, **manifest, "files": listed}
-    with _naming(part / MANIFEST):
+    with naming(part / MANIFEST):
         write_json(part / MANIFEST, {**content, "sha256": _digest(content)}, indent=None)
     _flush(part)
     if whole.exists():
@@ -99,7 +99,7 @@ def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path
 def note_latest(root: Path, name: str) -> None:
     """Of a whole one."""
     temporary = root / f".{LATEST}"
-    with _naming(temporary):
+    with naming(temporary):
         temporary.write_text(f"{name}\n", encoding="utf-8")
     _flush(temporary)
     temporary.replace(root / LATEST)
@@ -214,14 +214,14 @@ def _flush(path: Path) -> None:
     """What is in a file, or in a folder, is on disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with _naming(path):
+        with naming(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """An OSError has a file's name: that of a write has none by itself."""
     try:
         yield

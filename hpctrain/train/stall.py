@@ -1,5 +1,6 @@
 """Watches that a run gets on: what each rank is doing, in words, for the watchdog."""
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,6 +13,8 @@ from hpctrain.config import Config
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.shard import Shard
 from hpctrain.train.trainer import Trainer
+
+SECONDS_TO_TELL = 0.5  # for what was printed to reach the launcher, which may not listen any more from then on
 
 
 def watching(config: Config, folder: Path, trainer: Trainer, roles: Roles | None) -> AbstractContextManager:
@@ -61,4 +64,5 @@ def waits_for(action: Action, mesh: Mesh, servers: range) -> Sequence[int]:
 
 
 def end() -> None:
+    time.sleep(SECONDS_TO_TELL)
     abort.end_job(STALLED)

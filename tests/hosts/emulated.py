@@ -65,6 +65,12 @@ while case $1 in -*) ;; *) false ;; esac; do shift; done
 keeper=$(cat {folder}/$1); shift
 exec nsenter --target $keeper --net --uts --ipc --mount -- sh -c "$*"
 """
+FREEZE = """
+network=$(readlink /proc/$(cat {keeper})/ns/net)
+for process in /proc/[0-9]*; do
+  if [ "$(readlink $process/ns/net)" = "$network" ]; then kill -STOP "${{process#/proc/}}"; fi
+done
+"""
 # TCP also between processes that share a kernel, and by no other way; hosts that share cores
 ONLY_TCP = {"UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
@@ -102,6 +108,23 @@ class Hosts:
         """Runs that command; otherwise as run_mpi of tests.harness.launch."""
         command = self.command(per_host, argv, cwd)
         return run(command, timeout=timeout, env={**self.environment, **(env or {})})
+
+    def cut(self, name: str) -> None:
+        """Nothing reaches this host or leaves it, until it is healed."""
+        self._at_switch("ip", "link", "set", name, "down")
+
+    def heal(self, name: str) -> None:
+        self._at_switch("ip", "link", "set", name, "up")
+
+    def freeze(self, name: str) -> None:
+        """This host is gone as seen from the others: its link is down, and nothing that runs there, or speaks for it to
+        the launcher, ever says a word again."""
+        self.cut(name)
+        self._at_switch("sh", "-c", FREEZE.format(keeper=shlex.quote(str(self.folder / name))))
+
+    def _at_switch(self, *command: str) -> None:
+        inside = ["--net", "--mount", f"--pid=/proc/{self.switch}/ns/pid_for_children"]
+        subprocess.run(["nsenter", f"--target={self.switch}", *inside, "--", *command], check=True)
 
 
 @contextmanager
