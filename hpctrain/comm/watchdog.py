@@ -38,7 +38,8 @@ class Report(NamedTuple):
 
 class Watchdog:
     """Of this rank, of `size` in all, inside a with. `describe(doing)` makes words of what the progress has
-    begun, and names the ranks that it waits for. `end()` is called when all are stalled.
+    begun, and names the ranks that it waits for. `end()` is called when all are stalled;
+    one that does not `begins` leaves it to others to say so first.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class Watchdog:
         size: int,
         describe: Callable[[object], tuple[str, Sequence[int]]],
         end: Callable[[], None],
+        begins: bool = True,
     ):
         self._progress, self._limit, self._folder, self._rank, self._size = progress, seconds, folder, rank, size
-        self._describe, self._end = describe, end
+        self._describe, self._end, self._begins = describe, end, begins
         self._every = min(1.0, seconds / 4)
         self._idle, self._seen = 0.0, -1
         self._told: float | None = None  # when this rank wrote that it is stalled
@@ -81,34 +83,39 @@ class Watchdog:
         begun = self._progress.num_begun
         self._idle = self._idle + elapsed if begun == self._seen and not self._progress.is_patient else 0.0
         self._seen = begun
-        if self._told is not None:
-            self._decide(time.monotonic() - self._told)
-        elif self._idle >= self._limit:
+        if self._idle < self._limit:
+            self._told = None
+        elif self._told is None and self._begins:
             self._told = time.monotonic()
-            print(f"hpctrain: no progress: {self._write()}", file=sys.stderr, flush=True)
+            print(f"hpctrain: no progress: {self._report()}", file=sys.stderr, flush=True)
+        if self._told is not None:
+            self._write()
+            self._decide(time.monotonic() - self._told)
         elif any(each.rank != self._rank and each.seconds >= self._limit for each in self._reports()):
             self._write()
         else:
             self._file(self._rank).unlink(missing_ok=True)
 
     def _decide(self, waited: float) -> None:
-        """Nothing, until the others have had time to write."""
+        """Nothing, until the others have had time to write, and while one of them gets on."""
         reports = self._reports()
-        if waited < GATHER_SECONDS + 2 * self._every:
+        if waited < GATHER_SECONDS + 2 * self._every or any(each.seconds < self._limit for each in reports):
             return
-        if any(each.seconds < self._limit / 2 for each in reports):
-            self._told, self._idle = None, 0.0  # somebody gets on, so this rank waits for it
-            self._file(self._rank).unlink(missing_ok=True)
-        elif min(each.rank for each in reports) == self._rank:
+        if not any(each.rank == self._rank for each in reports):
+            return  # nobody can read what this rank writes: it knows too little
+        if reports[0].rank == self._rank:
             print("\n".join(f"hpctrain: {line}" for line in table(reports, self._size)), file=sys.stderr, flush=True)
             self._end()
         elif waited > GATHER_SECONDS + 2 * self._every + PATIENCE:
             self._end()
 
-    def _write(self) -> Report:
-        """What this rank is doing: a line, the same as JSON, and where in the program its threads are."""
+    def _report(self) -> Report:
         doing, waits_for = self._describe(self._progress.doing)
-        report = Report(self._rank, self._idle, doing, list(waits_for))
+        return Report(self._rank, self._idle, doing, list(waits_for))
+
+    def _write(self) -> None:
+        """What this rank is doing: a line, the same as JSON, and where in the program its threads are."""
+        report = self._report()
         file = self._file(self._rank)
         part = file.with_suffix(".part")
         try:
@@ -119,7 +126,6 @@ class Watchdog:
             part.replace(file)
         except OSError:
             pass  # a full disk: the line on standard error says it too
-        return report
 
     def _reports(self) -> list[Report]:
         """All that can be read now."""
@@ -129,7 +135,7 @@ class Watchdog:
                 found.append(Report(*json.loads(file.read_text(encoding="utf-8").split("\n")[1])))
             except (OSError, ValueError, IndexError, TypeError):
                 continue
-        return sorted(found)
+        return sorted(each for each in found if each.rank < self._size)
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"stall-{rank:04d}.txt"

@@ -50,7 +50,7 @@ class Checkpoints:
 
     def check_room(self) -> None:
         """AgreedError where the checkpoints that are kept, and one more while it is written, will not fit."""
-        own = sum(self.mesh.world.all_gather_json(sum(each.values.nbytes for each in self.state.pieces())))
+        own = sum(self.mesh.world.all_gather_json(self.state.nbytes(self.config.optimizer)))
         nbytes = own + sum(each["bytes"] for each in self._ask("measure"))
         on_first(self.mesh.world, lambda: self._find_room(nbytes))
 
@@ -106,7 +106,7 @@ class Checkpoints:
             if self.mesh.rank == 0:
                 self._seal(part, manifest)
 
-        self._begun = progress.step
+        self._begun, self._part = progress.step, part
         self._given_up.clear()
         self._background.start(work)
 
@@ -126,6 +126,7 @@ class Checkpoints:
                 self._given_up.set()
             faults += self._background.wait()
             if faults:
+                shutil.rmtree(self._part, ignore_errors=True)  # the room is needed
                 raise CheckpointError(faults[0])
 
         on_first(self.mesh.world, whole)
@@ -169,6 +170,7 @@ class Checkpoints:
 
     def _find_room(self, nbytes: int) -> None:
         number, free = self.config.keep_checkpoints + 1, shutil.disk_usage(_existing(self.root)).free
+        free += sum(file.stat().st_size for file in self.root.glob("step-*/*"))  # which make room
         if free < nbytes * number:
             raise CheckpointError(
                 f"{self.root}: a checkpoint takes {nbytes / 1e6:.1f} MB, {number} of them are there at a time, and "
@@ -196,8 +198,11 @@ class Checkpoints:
         manifest["contents"] = [note["contents"] for note in notes]
         whole = files.seal(part, manifest, [File(*note["file"]) for note in notes])
         self.nbytes = sum(note["file"][1] for note in notes)
-        files.prune(self.root, self.config.keep_checkpoints, whole)  # first of all: a full disk has room again
-        files.note_latest(self.root, whole.name)
+        try:
+            files.prune(self.root, self.config.keep_checkpoints, whole)  # first of all: a full disk has room again
+            files.note_latest(self.root, whole.name)
+        except OSError as error:
+            print(f"note: {whole} is saved, but {error}", file=sys.stderr)
 
     def _check_names(self, folder: Path, tensors: Tensors) -> None:
         """AgreedError where the checkpoint has weights that no rank has."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpctrain.report.metrics import finite
 from hpctrain.report.summary import write_json
 
 FORMAT = 1
@@ -85,7 +86,7 @@ def seal(part: Path, manifest: Mapping[str, Any], files: Iterable[File]) -> Path
     """Gives the folder its name when all in it is on disk; an older one of that name goes."""
     root, whole = part.parent, part.parent / part.name.removeprefix(".").removesuffix(".part")
     listed = [{"name": each.name, "bytes": each.nbytes, "sha256": each.sha256} for each in files]
-    content = {"format": FORMAT, **manifest, "files": listed}
+    content = finite({"format": FORMAT, **manifest, "files": listed})
     with naming(part / MANIFEST):
         write_json(part / MANIFEST, {**content, "sha256": _digest(content)}, indent=None)
     _flush(part)

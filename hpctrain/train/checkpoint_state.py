@@ -22,6 +22,8 @@ from hpctrain.train.executor import Executor
 from hpctrain.train.feedback import FeedbackReduction
 from hpctrain.train.lookups import LocalRows
 
+SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}  # numbers kept of each weight
+
 
 class State:
     """Of this rank, between two steps."""
@@ -49,6 +51,14 @@ class State:
                 yield Piece.whole(f"feedback/{self.mesh.replica}/{name}", kept)
             for name, value in self.feedback.memory().items() if self.mesh.replica == 0 else ():
                 yield Piece.whole(f"compressor/{name}", value)
+
+    def nbytes(self, optimizer: str) -> int:
+        """Of the pieces, with what this optimizer will keep of parameters that it has not stepped yet."""
+        pieces, slots = list(self.pieces()), SLOTS[optimizer]
+        missing = 0
+        if self.executor.optimizer is not None and self.update.steps and not self.executor.optimizer.state:
+            missing = slots * sum(each.values.nbytes for each in pieces if each.key.startswith("weights/"))
+        return missing + sum(each.values.nbytes for each in pieces)
 
     def names(self) -> set[str]:
         """Keys of the weights that this rank holds."""

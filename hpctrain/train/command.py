@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import time
 from dataclasses import asdict, replace
 from importlib import util
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
-from hpctrain.config import Config, UsageError, parse, to_toml
+from hpctrain.config import Config, UsageError, parse
 from hpctrain.config.combinations import allowed_changes
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.tuning import Tuning
@@ -22,12 +21,22 @@ from hpctrain.train.errors import AgreedError
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
 from hpctrain.train.resume import ANEW, Start, changes, check_same_run, find, parse_resumed
+from hpctrain.train.run_folder import make_run_folder, write_config
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.tuned import tuned, tuning_notes
 
 
 def run(argv: list[str], comm) -> int:
     """Trains; returns the exit code that all ranks agree on. Collective."""
+    signals = StopSignals()
+    try:
+        return train(argv, comm, signals)
+    finally:
+        signals.close()
+
+
+def train(argv: list[str], comm, signals: StopSignals) -> int:
+    """As `run`; what `signals` note is obeyed after the first step, at the earliest."""
     mesh = Mesh(comm)
     if mesh.world.size > 1:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
@@ -51,12 +60,10 @@ def run(argv: list[str], comm) -> int:
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
     if mesh.rank == 0:
+        if start.folder is None:
+            write_config(config, folder, mesh.world.size)
         announce(config, folder, mesh.world.size)
-    signals, tuning = StopSignals(), Tuning.of(prepared["tuning"])
-    try:
-        return carry_out(config, folder, comm, mesh, tuning, start, signals)
-    finally:
-        signals.close()
+    return carry_out(config, folder, comm, mesh, Tuning.of(prepared["tuning"]), start, signals)
 
 
 def carry_out(
@@ -90,11 +97,7 @@ def with_servers(config: Config, folder: Path, comm, tuning: Tuning, start: Star
 
 
 def announce(config: Config, folder: Path, num_ranks: int) -> None:
-    """On rank 0: what really runs, into the folder and in a line on the screen."""
-    grid = grid_of(config, num_ranks)
-    servers = f", servers {config.servers}" if config.servers else ""
-    layout = f"# stages x replicas: {grid.num_stages} x {grid.num_replicas}{servers}\n"
-    (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
+    """On rank 0: what really runs, in a line on the screen."""
     ranks = f"{counted(num_ranks, 'rank')} with {counted(config.threads, 'thread')}{' each' if num_ranks > 1 else ''}"
     serving = f", {config.servers} of them {'serve' if config.servers > 1 else 'serves'}" if config.servers else ""
     print(f"{short_name(config.task)}: {ranks}{serving}; files go to {folder}", flush=True)
@@ -111,11 +114,12 @@ def prepare(argv: list[str], num_ranks: int, start: Start = ANEW) -> dict:
         name = config.task
         num_rows, num_held_out = lengths(prepared_task(config))
         if config.epochs is not None:
-            config = replace(config, steps=config.epochs * -(-num_rows // config.global_batch_size), epochs=None)
+            steps = steps_of(config.epochs, num_rows, config.global_batch_size, start)
+            config = replace(config, steps=steps, epochs=None)
         config = replace(config, **absolute(config))
         if start.checkpoint is not None:
             check_same_run(start, config)
-        folder = make_run_folder(config) if start.folder is None else begin_again(start.folder)
+        folder = make_run_folder(config) if start.folder is None else start.folder
     except ValueError as error:
         return {"usage": explained(name, error) if name else str(error)}
     lines = notes(config, given, num_ranks, num_rows, num_held_out)
@@ -126,6 +130,14 @@ def prepare(argv: list[str], num_ranks: int, start: Start = ANEW) -> dict:
         print(f"note: {note}", file=sys.stderr)
     allowed, config = allowed_changes(config), replace(config, run_dir=None, resume=None, allow_change=None)
     return {"config": asdict(config), "tuning": asdict(tuning), "folder": str(folder), "allowed": allowed}
+
+
+def steps_of(epochs: int, num_rows: int, batch_size: int, start: Start) -> int:
+    """Until every row was trained on so often; from where `start` is, be it by batches of another size."""
+    begun, position = divmod(start.rows, num_rows)
+    if begun >= epochs:
+        return start.step
+    return start.step - (-(num_rows - position) // batch_size) - (-num_rows // batch_size) * (epochs - begun - 1)
 
 
 def absolute(config: Config) -> dict:
@@ -214,34 +226,6 @@ def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_he
         idle = pieces - min(rows, num_rows)
         lines.append(f"--global-batch-size {rows}: {idle} of the {pieces} pieces of each update have no row to compute")
     return lines
-
-
-def make_run_folder(config: Config) -> Path:
-    """A new folder: `--run-dir`, or runs/TASK-TIME (in a Slurm job runs/TASK-JOB). Never one that exists."""
-    wanted = (
-        config.run_dir
-        or f"runs/{short_name(config.task)}-{os.environ.get('SLURM_JOB_ID') or time.strftime('%Y%m%d-%H%M%S')}"
-    )
-    candidates = [Path(wanted)] + ([] if config.run_dir else [Path(f"{wanted}-{i}") for i in range(2, 100)])
-    for folder in candidates:
-        try:
-            folder.mkdir(parents=True)
-            return folder.absolute()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UsageError(f"--run-dir {folder}: {error.strerror}") from None
-    raise UsageError(f"--run-dir {wanted}: exists already; name a new folder")
-
-
-def begin_again(folder: Path) -> Path:
-    """The folder of a run that goes on, which is not done any more. UsageError where nothing can be written there."""
-    try:
-        (folder / "summary.json").unlink(missing_ok=True)
-        (folder / "metrics.jsonl").touch()
-    except OSError as error:
-        raise UsageError(f"--resume auto: {folder}: {error.strerror}") from None
-    return folder
 
 
 def with_threads(config: Config, mesh: Mesh) -> Config:

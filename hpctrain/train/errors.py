@@ -24,6 +24,12 @@ class Interrupted(AgreedError):
     code = REQUEUE
 
 
+class NothingLeft(AgreedError):
+    """The run is done already."""
+
+    code = 0
+
+
 @contextmanager
 def agreed(group: Group) -> Iterator[None]:
     """An AgreedError, or a ValueError, that some ranks raise inside is raised on all of `group` at its end. Collective.

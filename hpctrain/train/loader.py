@@ -11,6 +11,7 @@ is the same in every layout and with any number of workers.
 import multiprocessing.connection
 import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from hpctrain.model.structure import to_floating
 from hpctrain.plan.seeds import derive_seed
 from hpctrain.tasks.storage import DataError
 from hpctrain.train.checked import checked_row
+from hpctrain.train.signals import ASKING
 
 
 class Request(NamedTuple):
@@ -114,6 +116,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin_worker(_number: int) -> None:
+    for each in ASKING:  # an interrupt from a terminal reaches this process too; its rank needs it to the end
+        signal.signal(each, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
 

@@ -21,7 +21,7 @@ from hpctrain.config import Config, UsageError, flag_name, parse
 from hpctrain.config.combinations import KEPT, allowed_changes
 from hpctrain.config.servers import WITH_SERVERS
 from hpctrain.plan.grid import Grid
-from hpctrain.tasks.load import absolute_name, short_name
+from hpctrain.tasks.load import BUILT_IN, absolute_name, short_name
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.layout import grid_of
@@ -47,6 +47,11 @@ class Start:
     @property
     def step(self) -> int:
         return self.manifest.get("step", 0)
+
+    @property
+    def rows(self) -> int:
+        """That were trained on."""
+        return self.manifest["state"]["rows"] if self.manifest else 0
 
     @property
     def config(self) -> dict[str, Any]:
@@ -113,6 +118,8 @@ def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config
     task, is chosen again. UsageError.
     """
     saved = {name: value for name, value in start.config.items() if name not in OF_A_START and value is not None}
+    if start.folder is None:
+        _check_code(start, saved, parse(argv)[0])
     unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, "task_option", "data"}
     config, _ = parse(argv, {name: value for name, value in saved.items() if name not in unfit})
     unfit = set(() if config.servers else WITH_SERVERS)
@@ -123,6 +130,16 @@ def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config
     if absolute_name(config.task) != saved.get("task"):
         unfit |= {"task_option", "data"}
     return parse(argv, {name: value for name, value in saved.items() if name not in unfit})
+
+
+def _check_code(start: Start, saved: Mapping[str, Any], wanted: Config) -> None:
+    """UsageError where the checkpoint, which may be anybody's, names code that the command line does not."""
+    for name, is_code in (("task", saved.get("task") not in BUILT_IN), ("aggregate", ".py:" in saved["aggregate"])):
+        if is_code and absolute_name(getattr(wanted, name)) != saved[name]:
+            raise UsageError(
+                f"--resume {start.checkpoint}: was saved with --{name} {saved[name]}, whose code runs only where"
+                " that is given here too"
+            )
 
 
 def layout_of(grid: Grid, num_servers: int) -> dict[str, int]:
@@ -213,11 +230,16 @@ def default_folder(config: Config) -> str | None:
     return config.run_dir or (f"runs/{short_name(config.task)}-{job}" if job else None)
 
 
-def check_data(start: Start, data_sha256: str | None) -> None:
-    """AgreedError where the run would go on with other data."""
+def check_data(start: Start, data_sha256: str | None, data: str | None) -> None:
+    """AgreedError where the run would go on with other data: by their digest, where there is one, else by name."""
     if "data" in start.allowed:
         return
     saved = start.manifest.get("data_sha256")
+    if saved is None and data_sha256 is None and start.config["data"] != data:
+        raise AgreedError(
+            f"--data {data}: {start.checkpoint} was saved with {start.config['data']}; give that, or add"
+            " --allow-change data"
+        )
     if saved != data_sha256:
         raise AgreedError(
             f"--data: {start.checkpoint} was saved with data of sha256 {saved}, and this is {data_sha256};"

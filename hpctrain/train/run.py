@@ -3,7 +3,6 @@
 import math
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.comm.clock import Clock
@@ -11,7 +10,6 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.stage import Stage
-from hpctrain.plan.compression import parse_compression
 from hpctrain.report.console import print_closing
 from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
@@ -19,12 +17,13 @@ from hpctrain.tasks.load import build_task
 from hpctrain.train import facts
 from hpctrain.train.batches import Batches
 from hpctrain.train.build import build_evaluation, build_executor
+from hpctrain.train.cautions import note_compression, note_mixing
 from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.errors import AgreedError
-from hpctrain.train.executor import Executor
+from hpctrain.train.errors import AgreedError, NothingLeft, on_first
 from hpctrain.train.final import final_weights, save
 from hpctrain.train.process import settle
 from hpctrain.train.resume import ANEW, CHECKPOINTS, Start, check_data
+from hpctrain.train.run_folder import take_over, write_config
 from hpctrain.train.serve import part
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.stall import watching
@@ -49,20 +48,25 @@ def run_training(
     """
     settle(config.threads)
     task = build_task(config.task, config.task_option, config.data)
-    recorder = None
-    if mesh.rank == 0:
-        recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard, start.step)
     try:
         data_sha256 = same_data(task, mesh)
-        trainer = build_trainer(config, task, mesh, recorder.note if recorder else lambda line: None, roles)
+        trainer = build_trainer(config, task, mesh, roles)
         if signals is not None:
             heed(signals, trainer)
         go_on(trainer, folder, start, data_sha256)
+        if start.folder is not None and trainer.is_done and on_first(mesh.world, (folder / "summary.json").exists):
+            raise NothingLeft(f"{folder} is done, at step {trainer.state.step} of {config.steps}")
+    except NothingLeft as error:
+        if mesh.rank == 0:
+            print(f"nothing is left to train: {error}")
+        return leave(0, roles)
     except AgreedError as error:
-        give_up(recorder, error)
-        if recorder and start.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)  # holds nothing yet, and is in the way of another try
+        if mesh.rank == 0:
+            print(f"hpctrain: {error}", file=sys.stderr)
+            if start.folder is None:
+                shutil.rmtree(folder, ignore_errors=True)  # holds nothing yet, and is in the way of another try
         return leave(2, roles)
+    recorder = begin_recording(trainer, folder, start, roles) if mesh.rank == 0 else None
     return train_to_the_end(trainer, task, recorder, folder, roles, data_sha256)
 
 
@@ -99,6 +103,17 @@ def train_to_the_end(
             print(f"note: --data {config.data}: changed or deleted since the run began", file=sys.stderr)
         leave_behind(summary, model, task, folder, launched(mesh))
     return roles.everybody.broadcast_json(0) if roles else 0
+
+
+def begin_recording(trainer: Trainer, folder: Path, start: Start, roles: Roles | None) -> Recorder:
+    """From here on the folder is this run's. Rank 0 only."""
+    config, mesh = trainer.config, trainer.mesh
+    if start.folder is not None:
+        take_over(folder, start)
+        write_config(config, folder, roles.everybody.size if roles else mesh.size)
+    recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard, start.step)
+    trainer.note = recorder.note
+    return recorder
 
 
 def give_up(recorder: Recorder | None, error: AgreedError) -> None:
@@ -139,21 +154,23 @@ def go_on(trainer: Trainer, folder: Path, start: Start, data_sha256: str | None)
     if config.checkpoint_every is not None:
         trainer.checkpoints.check_room()
     if start.checkpoint is not None:
-        check_data(start, data_sha256)
+        check_data(start, data_sha256, config.data)
         trainer.state = trainer.checkpoints.load(start.checkpoint, start.manifest)
         trainer.resumed_from = start.step
+        if start.config["early_stop"] != config.early_stop:
+            trainer.state.forget_best()
         executor.batches.sampler.begin_at(trainer.state.step, trainer.state.rows)
         if mesh.rank == 0:
             print(f"goes on from step {trainer.state.step}, saved in {start.checkpoint}", flush=True)
 
 
-def build_trainer(config: Config, task, mesh: Mesh, note: Callable, roles: Roles | None) -> Trainer:
+def build_trainer(config: Config, task, mesh: Mesh, roles: Roles | None) -> Trainer:
     """All that trains, found to be the same on all ranks. Collective, also with servers."""
     executor = build_executor(config, task, mesh, roles=roles)
     same_rows(executor.batches, mesh)
     note_mixing(executor, mesh)
     note_compression(config, executor, mesh)
-    trainer = Trainer(config, executor, mesh, note, build_evaluation(config, task, mesh))
+    trainer = Trainer(config, executor, mesh, lambda line: None, build_evaluation(config, task, mesh))
     trainer.check()
     return trainer
 
@@ -173,44 +190,6 @@ def launched(mesh: Mesh) -> bool:
 def data_stamp(task):
     """What changes when somebody changes the data, None where the task does not tell."""
     return task.data_stamp() if hasattr(task, "data_stamp") else None
-
-
-def note_mixing(executor: Executor, mesh: Mesh) -> None:
-    """One line for who uses layers that see their micro-batch only. Collective."""
-    told = mesh.everybody.all_gather_json(executor.update.statistics.mixing if mesh.replica == 0 else [])
-    names, sampler = [name for part in told for name in part], executor.batches.sampler
-    if not names or mesh.rank:
-        return
-    num_pieces = executor.batches.num_microbatches * mesh.data.size
-    last = sampler.num_rows % sampler.batch_size or sampler.batch_size
-    fewest = max(1, min(last, sampler.batch_size) // num_pieces)
-    print(
-        f"note: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} mixes the rows of a micro-batch,"
-        f" here {fewest} at least: training equals one process with --num-microbatches {num_pieces}, running statistics"
-        " are averaged over the replicas; GroupNorm and LayerNorm do not depend on the layout",
-        file=sys.stderr,
-    )
-
-
-def note_compression(config: Config, executor: Executor, mesh: Mesh) -> None:
-    """One line where no message carries sums, or where none would carry whole ones. Collective."""
-    if config.compress == "none" or mesh.data.size == 1:
-        return
-    reduction, ring = executor.update.reduction, mesh.data.ring
-    keeps_rest = parse_compression(config.compress).keeps_rest
-    sends_plain = config.allreduce != "auto" or ring.spans_nodes or ring.node is None
-    own = [sends_plain if keeps_rest else each.wire != "none" for each in reduction.collectives]
-    told = [each for part in mesh.everybody.all_gather_json(own) for each in part]
-    if not told or any(told) or mesh.rank:
-        return
-    if keeps_rest:
-        why = "sends more than none: the ranks share a node, where whole gradients are summed in its memory"
-    else:
-        why = (
-            "has no effect: the ranks share a node, where gradients are summed as they are; --allreduce ring compresses"
-            " them there too"
-        )
-    print(f"note: --compress {config.compress} {why}", file=sys.stderr)
 
 
 def same_data(task, mesh: Mesh) -> str | None:

@@ -1,5 +1,6 @@
 """Watches that a run gets on: what each rank is doing, in words, for the watchdog."""
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,9 +19,14 @@ SECONDS_TO_TELL = 0.5  # for what was printed to reach the launcher, which may n
 
 
 def watching(config: Config, folder: Path, trainer: Trainer, roles: Roles | None) -> AbstractContextManager:
-    """While a rank trains."""
+    """While a rank trains. Collective: where the ranks do not share the run's folder, nobody watches."""
     mesh, group = trainer.mesh, roles.everybody if roles else trainer.mesh.world
-    if group.size == 1:
+    for left in folder.glob("stall-*.txt") if mesh.rank == 0 else ():
+        left.unlink()  # of a launch before this one
+    is_shared = all(mesh.world.all_gather_json(folder.exists()))
+    if group.size == 1 or not is_shared:
+        if mesh.rank == 0 and not is_shared:
+            print(f"note: --stall-seconds has no effect: {folder} is not on all hosts", file=sys.stderr)
         return nullcontext()
     servers = range(mesh.size, group.size)
 
@@ -35,7 +41,7 @@ def watching(config: Config, folder: Path, trainer: Trainer, roles: Roles | None
 
 
 def watching_server(config: Config, folder: Path, roles: Roles, shard: Shard | None) -> AbstractContextManager:
-    """While a server serves."""
+    """While a server serves; it waits for messages as long as it takes, so that the workers have to miss it first."""
 
     def describe(doing) -> tuple[str, Sequence[int]]:
         if shard is None:
@@ -46,7 +52,7 @@ def watching_server(config: Config, folder: Path, roles: Roles, shard: Shard | N
         return f"serving: clocks of the workers {at}; {clock.num_parked} pulls wait", slowest
 
     rank, size = roles.everybody.rank, roles.everybody.size
-    return Watchdog(roles.progress, config.stall_seconds, folder, rank, size, describe, end)
+    return Watchdog(roles.progress, config.stall_seconds, folder, rank, size, describe, end, begins=False)
 
 
 def waits_for(action: Action, mesh: Mesh, servers: range) -> Sequence[int]:

@@ -23,3 +23,8 @@ class TrainState:
     best_step: int | None = None
     evaluations_since_best: int = 0
     stopped_early: bool = False
+
+    def forget_best(self) -> None:
+        """What --early-stop has seen: it goes by another rule from here on."""
+        self.best = self.best_step = None
+        self.evaluations_since_best, self.stopped_early = 0, False

@@ -61,7 +61,7 @@ class Trainer:
 
     def _train(self) -> None:
         state = self.state
-        while not self._is_done:
+        while not self.is_done:
             self._run_until(self._next_stop())
             if self._is_evaluated(state.step):
                 began = time.perf_counter()
@@ -71,7 +71,7 @@ class Trainer:
             self._save()
 
     @property
-    def _is_done(self) -> bool:
+    def is_done(self) -> bool:
         return self.state.step >= self.config.steps or self.state.stopped_early
 
     def _save(self) -> None:
@@ -79,11 +79,11 @@ class Trainer:
         if self.checkpoints is None:
             return
         every = self.config.checkpoint_every
-        if self._is_asked_to_stop() and not self._is_done:
+        if self._is_asked_to_stop() and not self.is_done:
             folder = self.checkpoints.save(self.state)
             run = folder.parent.parent
             raise Interrupted(f"asked to stop: saved in {folder}; --resume auto --run-dir {run} goes on")
-        if every is not None and (self._is_done or self.state.step % every == 0):
+        if every is not None and (self.is_done or self.state.step % every == 0):
             self.checkpoints.save_or_tell(self.state)
 
     def _is_asked_to_stop(self) -> bool:

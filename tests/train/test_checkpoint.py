@@ -1,6 +1,7 @@
 """A run that stops and goes on from its checkpoint: the bits of one that never stopped; and saves that fail."""
 
 import errno
+import math
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -94,6 +95,15 @@ def test_one_in_the_background_that_fails_is_told_at_the_next(comm, shared_tmp_p
     assert [each.name for each in files.newest_first(shared_tmp_path)] == ["step-000006"]
     suffixes = sorted(path.suffix for path in (shared_tmp_path / "step-000006").iterdir())
     assert suffixes == [".json"] + [".safetensors"] * mesh.size
+    mesh.close()
+
+
+@pytest.mark.mpi
+def test_metrics_that_are_not_finite_are_saved_and_read_again(comm, shared_tmp_path):
+    mesh, executor, trainer, _ = prepared("masked", comm, "1x1", **HOW)
+    saving = checkpoints(shared_tmp_path, mesh, executor, trainer)
+    trainer.state.metrics = {"loss": math.inf, "rows": 4.0}
+    assert saving.load(saving.save(trainer.state)).metrics == {"loss": None, "rows": 4.0}
     mesh.close()
 
 

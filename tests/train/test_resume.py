@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_never_ended(comm, start, sh
     how = ("--steps", "9", "--eval-every", "3", "--checkpoint-every", "4", "--keep-checkpoints", "3", *flags)
     assert start("whole", *how) == 0
     saved = shared_tmp_path / "whole" / "checkpoints" / "step-000004"
-    assert start("second", "--resume", str(saved)) == 0
+    assert start("second", "--resume", str(saved), *flags[:2]) == 0
     if comm.rank == 0:
         whole, second = (shared_tmp_path / name for name in ("whole", "second"))
         assert losses(second) == {step: loss for step, loss in losses(whole).items() if step > 4}
@@ -119,12 +119,55 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_so(comm, start, shared_
 
 
 @pytest.mark.mpi
+def test_a_run_that_is_done_is_left_alone_and_one_that_goes_back_sets_aside(comm, start, shared_tmp_path, capsys):
+    how = (*MASKED, "--checkpoint-every", "2", "--keep-checkpoints", "3", "--eval-every", "2", "--resume", "auto")
+    folder = shared_tmp_path / "run"
+    assert start("run", *how, "--steps", "6", "--early-stop", "loss:9") == 0
+    comm.barrier()
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
+    assert start("run", *how) == 0
+    assert ("nothing is left to train: " in capsys.readouterr().out) == (comm.rank == 0)
+    assert start("run", *how, "--early-stop", "typo:3", "--steps", "8") == 2
+    comm.barrier()
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
+    comm.barrier()
+    if comm.rank == 0:
+        (folder / "checkpoints" / "step-000006" / "manifest.json").unlink()
+    comm.barrier()
+    assert start("run", *how, "--steps", "8", "--early-stop", "none") == 0
+    if comm.rank == 0:
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert names == ["latest", "step-000004", "step-000006", "step-000006.skipped", "step-000008"]
+        assert summary(folder)["steps"] == len(losses(folder)) == 8
+
+
+@pytest.mark.mpi
+def test_code_that_a_checkpoint_names_runs_only_where_the_command_line_names_it_too(
+    comm, start, shared_tmp_path, capsys
+):
+    assert start("first", *MASKED, "--steps", "2", "--checkpoint-every", "2") == 0
+    saved = shared_tmp_path / "first" / "checkpoints" / "step-000002"
+    capsys.readouterr()
+    assert start("second", "--resume", str(saved), "--steps", "4") == 2
+    line = f"hpctrain: --resume {saved}: was saved with --task {TOYS}:Masked, whose code runs only where that is given"
+    assert (line in capsys.readouterr().err) == (comm.rank == 0)
+    assert start("third", "--resume", str(saved), "--steps", "4", "--seed", "1", *MASKED[:2]) == 2
+    assert ("leave --seed out, or add --allow-change seed" in capsys.readouterr().err) == (comm.rank == 0)
+    assert (
+        start("fourth", "--resume", str(saved), "--steps", "4", "--seed", "1", *MASKED[:2], "--allow-change", "seed")
+        == 0
+    )
+
+
+@pytest.mark.mpi
 def test_other_rates_rows_and_lengths_are_told_and_taken(comm, start, shared_tmp_path, capsys):
     """11 steps of 13 rows, then 4 of 20: each epoch has every row of the 37 once, whatever the batches."""
     assert start("first", *MASKED, "--steps", "4", "--checkpoint-every", "4") == 0
     saved = shared_tmp_path / "first" / "checkpoints" / "step-000004"
     capsys.readouterr()
-    assert start("second", "--resume", str(saved), "--batch-size", "20", "--steps", "7", "--lr", "0.5") == 0
+    assert (
+        start("second", *MASKED[:2], "--resume", str(saved), "--batch-size", "20", "--steps", "7", "--lr", "0.5") == 0
+    )
     told = capsys.readouterr().err
     if comm.rank == 0:
         for line in ("--global-batch-size was 13, from here on 20", "--steps was 4, from here on 7", "--lr was 0.003"):
@@ -221,7 +264,8 @@ def test_workers_and_servers_go_on_with_the_same_bits(comm, start, shared_tmp_pa
     """Of what servers hold: dense optimizer states, which a border between two may cut, and rows with theirs."""
     how = ("--steps", "9", "--checkpoint-every", "4", "--keep-checkpoints", "3", "--servers", servers, *flags)
     assert start("whole", *how) == 0
-    assert start("second", "--resume", str(shared_tmp_path / "whole" / "checkpoints" / "step-000004")) == 0
+    saved = shared_tmp_path / "whole" / "checkpoints" / "step-000004"
+    assert start("second", "--resume", str(saved), *flags[:2]) == 0
     if comm.rank == 0:
         whole, second = (shared_tmp_path / name for name in ("whole", "second"))
         assert losses(second) == {step: loss for step, loss in losses(whole).items() if step > 4}

@@ -95,7 +95,7 @@ def test_every_layout_goes_on_from_what_another_saved(comm, shared_tmp_path, mon
     monkeypatch.setattr(Trainer, "train", lambda self: (self.checkpoints.save(self.state), whole(self)))
     for after in able(task, comm.size):
         second = folder / f"as {after}"
-        train(comm, after, "--resume", str(checkpoint), "--steps", str(STEPS), "--run-dir", str(second))
+        train(comm, after, *how[:2], "--resume", str(checkpoint), "--steps", str(STEPS), "--run-dir", str(second))
         if comm.rank == 0:
             check_same(tensors_of(checkpoint), tensors_of(second / "checkpoints" / checkpoint.name))
             expected = {step: loss for step, loss in losses(folder / "whole").items() if step > SAVED}

@@ -1,0 +1,58 @@
+"""The folder of a run: a new one, or one that a run goes on in, of which nothing is touched before it does."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from hpctrain.config import Config, UsageError, to_toml
+from hpctrain.tasks.load import short_name
+from hpctrain.train import checkpoint_files as files
+from hpctrain.train.layout import grid_of
+from hpctrain.train.resume import CHECKPOINTS, Start
+
+
+def make_run_folder(config: Config) -> Path:
+    """A new folder: `--run-dir`, or runs/TASK-TIME (in a Slurm job runs/TASK-JOB). Never one that exists."""
+    wanted = (
+        config.run_dir
+        or f"runs/{short_name(config.task)}-{os.environ.get('SLURM_JOB_ID') or time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    candidates = [Path(wanted)] + ([] if config.run_dir else [Path(f"{wanted}-{i}") for i in range(2, 100)])
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True)
+            return folder.absolute()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"--run-dir {folder}: {error.strerror}") from None
+    raise UsageError(f"--run-dir {wanted}: exists already; name a new folder")
+
+
+def write_config(config: Config, folder: Path, num_ranks: int) -> None:
+    """What really runs."""
+    grid = grid_of(config, num_ranks)
+    servers = f", servers {config.servers}" if config.servers else ""
+    layout = f"# stages x replicas: {grid.num_stages} x {grid.num_replicas}{servers}\n"
+    (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
+
+
+def take_over(folder: Path, start: Start) -> None:
+    """Of a run that goes on in `folder`: it is not done any more, checkpoints that it went back behind are set aside,
+    and so are the figures of one that begins again.
+    """
+    (folder / "summary.json").unlink(missing_ok=True)
+    for later in files.newest_first(folder / CHECKPOINTS):
+        if later != start.checkpoint and int(later.name.removeprefix("step-")) > start.step:
+            later.rename(_free(later.with_name(f"{later.name}.skipped")))
+    metrics = folder / "metrics.jsonl"
+    if start.checkpoint is None and metrics.exists() and metrics.stat().st_size:
+        before = metrics.rename(_free(folder / "metrics-before.jsonl"))
+        print(f"note: --resume auto: what was noted before is in {before}", file=sys.stderr)
+
+
+def _free(path: Path) -> Path:
+    """That, or with a number behind it the first one that nobody has."""
+    candidates = (path.with_name(f"{path.name}.{number}") for number in range(1, 10**6))
+    return path if not path.exists() else next(each for each in candidates if not each.exists())
