@@ -171,8 +171,10 @@ def test_a_second_signal_ends_mpirun_and_a_third_one_kills_it(attempts):
 
 
 def test_what_outlives_mpirun_is_ended(attempts, monkeypatch):
+    """Once it is what it is to be: a process has no marks for the moment in which it becomes another program."""
     monkeypatch.setattr(mpirun, "PATIENCE", 0.1)
-    folder = attempts("setsid sleep 100 & echo $! >orphan; exit 1", "finish")
+    runs = "until grep -qaz ^100$ /proc/$!/cmdline && ! grep -qa setsid /proc/$!/cmdline; do :; done"
+    folder = attempts(f"setsid sleep 100 & echo $! >orphan; {runs}; exit 1", "finish")
     assert launch(folder) == 0
     assert not mpirun.environment_of(int((folder / "orphan").read_text()))
 
