@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib import util
 from pathlib import Path
@@ -17,11 +18,11 @@ from hpctrain.plan.tuning import Tuning
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
-from hpctrain.train.errors import AgreedError
+from hpctrain.train.errors import AgreedError, on_first
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
-from hpctrain.train.resume import ANEW, Start, changes, check_same_run, find, parse_resumed
-from hpctrain.train.run_folder import make_run_folder, write_config
+from hpctrain.train.resume import ANEW, Start, changes, check_same_run, find, folder_to_go_on_in, parse_resumed
+from hpctrain.train.run_folder import alone_in, make_run_folder, write_config
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.tuned import tuned, tuning_notes
 
@@ -30,19 +31,21 @@ def run(argv: list[str], comm) -> int:
     """Trains; returns the exit code that all ranks agree on. Collective."""
     signals = StopSignals()
     try:
-        return train(argv, comm, signals)
+        with ExitStack() as held:
+            return train(argv, comm, signals, held)
     finally:
         signals.close()
 
 
-def train(argv: list[str], comm, signals: StopSignals) -> int:
-    """As `run`; what `signals` note is obeyed after the first step, at the earliest."""
+def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
+    """As `run`; what `signals` note is obeyed after the first step, at the earliest. Rank 0 holds the run's folder."""
     mesh = Mesh(comm)
     if mesh.world.size > 1:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a sample of text may hold what a screen cannot show
     try:
+        on_first(mesh.world, lambda: held.enter_context(alone_in(folder_to_go_on_in(argv))))
         start = find(argv, mesh.world)
         prepared = mesh.world.broadcast_json(prepare(argv, mesh.world.size, start) if mesh.rank == 0 else None)
         fault = prepared.get("usage") or prepare_nodes(prepared["config"], mesh)
@@ -62,6 +65,7 @@ def train(argv: list[str], comm, signals: StopSignals) -> int:
     if mesh.rank == 0:
         if start.folder is None:
             write_config(config, folder, mesh.world.size)
+            held.enter_context(alone_in(folder))
         announce(config, folder, mesh.world.size)
     return carry_out(config, folder, comm, mesh, Tuning.of(prepared["tuning"]), start, signals)
 

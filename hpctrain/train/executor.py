@@ -103,7 +103,10 @@ class Executor:
         return self.update.result
 
     def _begin_step(self, step: int) -> None:
-        if self.vote is not None and self.vote.begin_step():
+        if self.vote is None:
+            return
+        self._progress.begin("a vote whether to leave")
+        if self.vote.begin_step():
             self.was_stopped = True
             self.update.stop_after(step)
 

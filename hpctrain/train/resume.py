@@ -26,7 +26,7 @@ from hpctrain.train import checkpoint_files as files
 from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.layout import grid_of
 
-CHECKPOINTS = "checkpoints"  # in the folder of a run
+CHECKPOINTS, CONFIG = "checkpoints", "config.toml"  # in the folder of a run
 OF_A_START = ("run_dir", "resume", "allow_change", "epochs")  # settings that say nothing of the run itself
 BY_LAYOUT = ("num_microbatches", "threads")  # settings that are chosen for one, where nobody gives them
 BY_SCHEDULE = ("num_microbatches", "chunks", "pipeline_warmup", "vertical_sync")
@@ -220,8 +220,15 @@ def _check_may_begin(folder: Path) -> None:
         raise UsageError(f"--resume auto: {folder}: {error.strerror}") from None
     if "summary.json" in there:
         raise UsageError(f"--resume auto: {folder} is of a run that is done and saved no checkpoint; name another")
-    if there and "config.toml" not in there:
+    if there and CONFIG not in there:
         raise UsageError(f"--resume auto: {folder} is there, and not the folder of a run; name another")
+
+
+def folder_to_go_on_in(argv: list[str]) -> Path | None:
+    """That of a run which `--resume auto` names, None where there is none yet. UsageError."""
+    config, _ = parse(argv)
+    name = default_folder(config) if config.resume == "auto" else None
+    return Path(name).absolute() if name is not None and Path(name, CONFIG).exists() else None
 
 
 def default_folder(config: Config) -> str | None:

@@ -67,7 +67,8 @@ def run_training(
                 shutil.rmtree(folder, ignore_errors=True)  # holds nothing yet, and is in the way of another try
         return leave(2, roles)
     recorder = begin_recording(trainer, folder, start, roles) if mesh.rank == 0 else None
-    return train_to_the_end(trainer, task, recorder, folder, roles, data_sha256)
+    with watching(config, folder, trainer, roles):
+        return train_to_the_end(trainer, task, recorder, folder, roles, data_sha256)
 
 
 def train_to_the_end(
@@ -79,11 +80,10 @@ def train_to_the_end(
     try:
         clock = Clock(mesh.world)
         tracer = Tracer(executor) if config.trace else None
-        with watching(config, folder, trainer, roles):
-            trainer.train()
-            executor.batches.close()
-            mesh.progress.begin("bringing the weights together", is_patient=True)
-            model, tables, weights_sha256 = final_weights(config, task, executor, mesh)
+        trainer.train()
+        executor.batches.close()
+        mesh.progress.begin("bringing the weights together", is_patient=True)
+        model, tables, weights_sha256 = final_weights(config, task, executor, mesh)
         if model is not None:
             save(model, tables, folder)
     except AgreedError as error:
@@ -94,7 +94,9 @@ def train_to_the_end(
         print("evaluating on the held-out rows", flush=True)
     hashes = {"weights_sha256": weights_sha256, "data_sha256": data_sha256}
     clock.end()
+    mesh.progress.begin("the last evaluation")
     metrics = trainer.evaluate()
+    mesh.progress.begin("what the ranks tell at the end", is_patient=True)
     servers = part(roles) if roles else []
     summary = summarise(config, task, trainer, mesh, hashes, clock, metrics, servers)
     summary["trace"] = tracer.write(folder / "trace.json", clock, mesh) if tracer is not None else None

@@ -1,15 +1,20 @@
 """The folder of a run: a new one, or one that a run goes on in, of which nothing is touched before it does."""
 
+import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.config import Config, UsageError, to_toml
 from hpctrain.tasks.load import short_name
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.layout import grid_of
-from hpctrain.train.resume import CHECKPOINTS, Start
+from hpctrain.train.resume import CHECKPOINTS, CONFIG, Start
+
+WAIT_SECONDS = 60
 
 
 def make_run_folder(config: Config) -> Path:
@@ -30,12 +35,41 @@ def make_run_folder(config: Config) -> Path:
     raise UsageError(f"--run-dir {wanted}: exists already; name a new folder")
 
 
+@contextmanager
+def alone_in(folder: Path | None) -> Iterator[None]:
+    """Holds the folder of a run for this process, while it lives. UsageError where another run stays in it.
+
+    It is the file config.toml that is locked. A run that lost its node may hold it for as long as the file system takes
+    to notice. One that knows no locks holds nothing.
+    """
+    if folder is None:
+        yield
+        return
+    with (folder / CONFIG).open("a") as file:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not _locked(file):
+            if time.monotonic() > deadline:
+                raise UsageError(f"--run-dir {folder}: another run is in it; wait for its end, or name another folder")
+            time.sleep(1)
+        yield
+
+
+def _locked(file) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # as far as can be known
+    return True
+
+
 def write_config(config: Config, folder: Path, num_ranks: int) -> None:
     """What really runs."""
     grid = grid_of(config, num_ranks)
     servers = f", servers {config.servers}" if config.servers else ""
     layout = f"# stages x replicas: {grid.num_stages} x {grid.num_replicas}{servers}\n"
-    (folder / "config.toml").write_text(layout + to_toml(config), encoding="utf-8")
+    (folder / CONFIG).write_text(layout + to_toml(config), encoding="utf-8")
 
 
 def take_over(folder: Path, start: Start) -> None:

@@ -1,6 +1,8 @@
 """Watches that a run gets on: what each rank is doing, in words, for the watchdog."""
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,8 +35,12 @@ def watching(config: Config, folder: Path, trainer: Trainer, roles: Roles | None
     def describe(doing) -> tuple[str, Sequence[int]]:
         if isinstance(doing, tuple):
             action, step = doing
+            if action.op is Op.STEP and trainer.executor.update.gathers:  # weights that the other replicas stepped
+                others = waits_for(action._replace(op=Op.REDUCE), mesh, servers)
+            else:
+                others = waits_for(action, mesh, servers)
             stage = f" of stage {mesh.stage}" if mesh.grid.num_stages > 1 else ""
-            return f"{action}{stage}, step {step + 1}", waits_for(action, mesh, servers)
+            return f"{action}{stage}, step {step + 1}", others
         return str(doing), [rank for rank in range(mesh.size) if rank != mesh.rank]
 
     return Watchdog(mesh.progress, config.stall_seconds, folder, mesh.rank, group.size, describe, end)
@@ -71,4 +77,7 @@ def waits_for(action: Action, mesh: Mesh, servers: range) -> Sequence[int]:
 
 def end() -> None:
     time.sleep(SECONDS_TO_TELL)
+    last = threading.Timer(abort.GRACE_SECONDS, os._exit, [STALLED])  # should MPI itself be what hangs
+    last.daemon = True
+    last.start()
     abort.end_job(STALLED)

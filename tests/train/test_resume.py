@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpctrain.train import checkpoint_files as files
-from hpctrain.train import command
+from hpctrain.train import command, run_folder
 from hpctrain.train.executor import Executor
 from hpctrain.train.shard import Shard
 from tests.harness.launch import ROOT
@@ -139,6 +139,20 @@ def test_a_run_that_is_done_is_left_alone_and_one_that_goes_back_sets_aside(comm
         names = sorted(path.name for path in (folder / "checkpoints").iterdir())
         assert names == ["latest", "step-000004", "step-000006", "step-000006.skipped", "step-000008"]
         assert summary(folder)["steps"] == len(losses(folder)) == 8
+
+
+@pytest.mark.mpi
+def test_two_runs_are_never_in_one_folder(comm, start, shared_tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_folder, "WAIT_SECONDS", 0)
+    how = (*MASKED, "--steps", "2", "--checkpoint-every", "1", "--resume", "auto")
+    assert start("run", *how) == 0
+    with run_folder.alone_in(shared_tmp_path / "run" if comm.rank == 0 else None):
+        comm.barrier()
+        assert start("run", *how, "--steps", "4") == 2
+        line = f"hpctrain: --run-dir {shared_tmp_path / 'run'}: another run is in it"
+        assert (line in capsys.readouterr().err) == (comm.rank == 0)
+    comm.barrier()
+    assert start("run", *how, "--steps", "4") == 0
 
 
 @pytest.mark.mpi
