@@ -141,14 +141,15 @@ class Checkpoints:
         this model. `manifest`: of a folder that was found whole just now.
         """
         manifest = check_whole(folder, self.mesh.world) if manifest is None else manifest
-        saved = manifest["config"]
-        fresh = any(saved.get(name) != getattr(self.config, name) for name in ("optimizer", "table_optimizer"))
+        anew = _optimizers_that_differ(manifest["config"], asdict(self.config))
         state = on_all(self.mesh.world, lambda: _state(folder, manifest))
-        tensors = on_all(self.mesh.world, lambda: opened(folder, fresh))
+        tensors = on_all(self.mesh.world, lambda: opened(folder, anew))
         self._check_names(folder, tensors)
-        take = on_all(self.mesh.world, lambda: _naming(folder, lambda: self.state.prepare(tensors, fresh)))
-        self._ask("load", folder=str(folder), clock=state.step, fresh=fresh)
+        take = on_all(self.mesh.world, lambda: _naming(folder, lambda: self.state.prepare(tensors, "tables" in anew)))
+        self._ask("load", folder=str(folder), clock=state.step, anew=anew)
         take()
+        if anew and self.mesh.rank == 0:
+            print(f"note: --resume: what the optimizer keeps begins anew: {', '.join(anew)}", file=sys.stderr)
         self.executor.update.begin_at(state.step)
         seen = manifest["items_seen"]
         self.executor.update.items_seen = seen[self.mesh.replica] if len(seen) == self.mesh.data.size else 0.0
@@ -212,6 +213,13 @@ class Checkpoints:
             raise AgreedError(
                 f"{folder}: {strange[0][:80]} is not in this model; is it of another task or other options?"
             )
+
+
+def _optimizers_that_differ(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Of the dense part, of tables: as `opened` leaves them out."""
+    dense = saved.get("optimizer") != now["optimizer"]
+    before, after = (each.get("table_optimizer") or each.get("optimizer") for each in (saved, now))
+    return ["dense"] * dense + ["tables"] * (before != after)
 
 
 def _in_json(value: Any) -> Any:

@@ -6,7 +6,7 @@ other ranks than those that load it.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,13 +161,18 @@ class Tensors(Mapping):
             raise CheckpointError(f"{path}: damaged, or no safetensors file: {' '.join(str(error).split())}") from None
 
 
-def opened(folder: Path, fresh: bool = False) -> Tensors:
-    """Those of a checkpoint that was found whole; `fresh`: nothing of what optimizers keep. CheckpointError."""
+def opened(folder: Path, without: Collection[str] = ()) -> Tensors:
+    """Those of a checkpoint that was found whole. `without` what optimizers keep: of the "dense" part, of "tables".
+
+    CheckpointError.
+    """
     manifest = read_manifest(folder)
     saved = index(folder, files_of(folder, manifest), manifest["contents"])
-    return Tensors(folder, {key: each for key, each in saved.items() if not (fresh and _is_slot(key))})
+    return Tensors(folder, {key: each for key, each in saved.items() if _kept_by(key) not in without})
 
 
-def _is_slot(key: str) -> bool:
-    """Whether an optimizer keeps it, of a parameter or of rows."""
-    return key.startswith("optimizer/") or (key.startswith("tables/") and not key.endswith(("/ids", "/values")))
+def _kept_by(key: str) -> str | None:
+    """Whose optimizer keeps it; None: nobody's."""
+    if key.startswith("optimizer/"):
+        return "dense"
+    return "tables" if key.startswith("tables/") and not key.endswith(("/ids", "/values")) else None

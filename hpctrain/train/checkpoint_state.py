@@ -66,7 +66,7 @@ class State:
 
     def prepare(self, tensors: Mapping[str, torch.Tensor], fresh: bool = False) -> Callable[[], None]:
         """What takes this rank's part over when it is called, and cannot fail. CheckpointError where it is not there,
-        or of another model. `fresh`: the tensors have nothing of the optimizer, which begins anew.
+        or of another model. `fresh`: there are only the values of rows; what the optimizer keeps of them begins anew.
         """
         weights = {name: self._weight(tensors, name, each) for name, each in self.parameters.items()}
         slots, canonical = slots_of(tensors), self.update.tied.canonical

@@ -28,7 +28,8 @@ from hpctrain.train.layout import grid_of
 
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"  # in the folder of a run
 OF_A_START = ("run_dir", "resume", "allow_change", "epochs")  # settings that say nothing of the run itself
-BY_LAYOUT = ("num_microbatches", "threads")  # settings that are chosen for one, where nobody gives them
+# settings that are chosen for a layout, or a schedule, where nobody gives them
+BY_LAYOUT = ("num_microbatches", "threads", "stage_split", "rank_order")
 BY_SCHEDULE = ("num_microbatches", "chunks", "pipeline_warmup", "vertical_sync")
 
 
@@ -120,9 +121,11 @@ def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config
     saved = {name: value for name, value in start.config.items() if name not in OF_A_START and value is not None}
     if start.folder is None:
         _check_code(start, saved, parse(argv)[0])
-    unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, "task_option", "data"}
+    wanted, _ = parse(argv)
+    other = ("stages", "shard_optimizer") if wanted.servers else ("servers",) if wanted.stages > 1 else ()
+    unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, *other, "task_option", "data"}
     config, _ = parse(argv, {name: value for name, value in saved.items() if name not in unfit})
-    unfit = set(() if config.servers else WITH_SERVERS)
+    unfit = {*other, *(() if config.servers else WITH_SERVERS)}
     if start.manifest["layout"] != layout_of(grid_of(config, num_ranks), config.servers):
         unfit |= set(BY_LAYOUT)
     if config.schedule != saved.get("schedule"):

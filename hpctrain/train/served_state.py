@@ -70,9 +70,9 @@ class ServedState:
 
     def _load(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """All is looked at before any of it is taken."""
-        tensors = opened(Path(question["folder"]), question["fresh"])
+        tensors = opened(Path(question["folder"]), question["anew"])
         dense = self._dense(tensors, question["places"]) if self._steps else []
-        fresh, tables = question["fresh"], self._shard.tables if self._steps else []
+        fresh, tables = "tables" in question["anew"], self._shard.tables if self._steps else []
         own = self._server, self._num_servers
         takes = [each.prepare_state(rows_of(tensors, each.name, *own), fresh) for each in tables]
         for parameter, values, state in dense:

@@ -4,11 +4,15 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from hpctrain.config import Config
 from hpctrain.train import checkpoint_files as files
-from hpctrain.train import command, run_folder
+from hpctrain.train import command, resume, run_folder
+from hpctrain.train.checkpoint_pieces import opened
 from hpctrain.train.executor import Executor
 from hpctrain.train.shard import Shard
 from tests.harness.launch import ROOT
@@ -171,6 +175,59 @@ def test_code_that_a_checkpoint_names_runs_only_where_the_command_line_names_it_
         start("fourth", "--resume", str(saved), "--steps", "4", "--seed", "1", *MASKED[:2], "--allow-change", "seed")
         == 0
     )
+
+
+MANIFEST = {
+    "step": 4,
+    "state": {"step": 4, "rows": 52},
+    "layout": {"stages": 4, "replicas": 1, "servers": 0},
+    "config": asdict(
+        Config(stages=4, stage_split="1,2,2,1", num_microbatches=8, shard_optimizer=True, schedule="zb-h1", threads=2)
+    ),
+}
+SERVED = MANIFEST | {
+    "layout": {"stages": 1, "replicas": 3, "servers": 1},
+    "config": asdict(Config(servers=1, staleness=3, lr=0.5)),
+}
+
+
+@pytest.mark.parametrize(
+    "manifest, argv, ranks, kept, left",
+    [
+        (MANIFEST, [], 4, {"stages": 4, "stage_split": "1,2,2,1", "num_microbatches": 8, "threads": 2}, {}),
+        (MANIFEST, ["--stages", "2"], 4, {"schedule": "zb-h1"}, {"stage_split": "flops", "num_microbatches": None}),
+        (
+            MANIFEST,
+            ["--servers", "1", "--schedule", "1f1b"],
+            4,
+            {"servers": 1},
+            {"stages": 1, "shard_optimizer": False},
+        ),
+        (SERVED, [], 4, {"servers": 1, "staleness": 3}, {}),
+        (SERVED, ["--servers", "0"], 3, {"lr": 0.5}, {"staleness": 0}),
+        (SERVED, ["--stages", "2"], 4, {"lr": 0.5, "stages": 2}, {"servers": 0, "staleness": 0}),
+    ],
+)
+def test_what_nobody_gives_stays_unless_it_was_chosen_for_another_layout(manifest, argv, ranks, kept, left):
+    begun = resume.Start(Path("run"), Path("run/checkpoints/step-000004"), manifest)
+    config, _ = resume.parse_resumed(argv, begun, ranks)
+    assert {name: getattr(config, name) for name in {**kept, **left}} == {**kept, **left}
+
+
+@pytest.mark.mpi
+def test_another_optimizer_of_tables_leaves_that_of_the_rest(comm, start, shared_tmp_path, capsys):
+    how = (*RECOMMENDER, "--batch-size", "9", "--optimizer", "adam", "--lr", "0.01")
+    assert start("first", *how, "--steps", "3", "--checkpoint-every", "3") == 0
+    saved = ("--resume", str(shared_tmp_path / "first" / "checkpoints" / "step-000003"), *RECOMMENDER[:2])
+    capsys.readouterr()
+    assert start("second", *saved, "--steps", "6", "--table-optimizer", "sgd") == 2
+    assert ("--table-optimizer" in capsys.readouterr().err) == (comm.rank == 0)
+    other = ("--table-optimizer", "sgd", "--allow-change", "table-optimizer")
+    assert start("second", *saved, "--steps", "6", *other) == 0
+    assert ("what the optimizer keeps begins anew: tables\n" in capsys.readouterr().err) == (comm.rank == 0)
+    if comm.rank == 0:
+        kept = opened(shared_tmp_path / "second" / "checkpoints" / "step-000006")
+        assert {float(kept[key]) for key in kept if key.endswith("/step")} == {6.0}
 
 
 @pytest.mark.mpi
