@@ -207,7 +207,7 @@ def test_a_rank_that_goes_on_alone_after_a_failed_backward_is_told_so(comm):
         with pytest.raises(ArithmeticError):
             loss_of(model, share(0, mesh)).backward()
         planted.remove()
-    with pytest.raises(CollectiveMismatch, match="gradients 0"):
+    with pytest.raises(CollectiveMismatch, match=r"gradients \d"):  # which one depends on how far each has come
         loss_of(model, share(1, mesh)).backward()
     mesh.close()
     mesh.close()
