@@ -203,7 +203,7 @@ class Checkpoints:
             files.prune(self.root, self.config.keep_checkpoints, whole)  # first of all: a full disk has room again
             files.note_latest(self.root, whole.name)
         except OSError as error:
-            print(f"note: {whole} is saved, but {error}", file=sys.stderr)
+            print(f"note: {whole} is saved; {error.filename}: {error.strerror}", file=sys.stderr)
 
     def _check_names(self, folder: Path, tensors: Tensors) -> None:
         """AgreedError where the checkpoint has weights that no rank has."""

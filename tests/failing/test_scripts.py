@@ -185,7 +185,8 @@ def test_alone_it_needs_no_mpi_and_fails_like_any_script(script, tmp_path):
 
 def test_alone_on_purpose_under_a_launcher(script):
     result = script("mesh = Mesh(); print(mesh.rank, mesh.size)", n=2, HPCTRAIN_MPI="0")
-    assert result.returncode == 0 and result.stdout == "0 1\n" * 2, result
+    figures = "".join(sorted("".join(result.stdout.split())))  # two processes that know nothing of each other print
+    assert result.returncode == 0 and figures == "0011", result
 
 
 @pytest.mark.parametrize("first", ["everybody = Mesh()", "from mpi4py import MPI"])

@@ -36,6 +36,7 @@ FLAGS = (
 TOLD = re.compile(
     r"\[rank 0\] (note: no checkpoint of step \d+: (rank \d+: )?\S+: (No space left on device|Read-only file system); "
     r"the run goes on|hpctrain: (rank \d+: )?\S+: (No space left on device|Read-only file system)"
+    r"|note: \S+ is saved; \S+: (No space left on device|Read-only file system)"
     r"|hpctrain: asked to stop: saved in \S+; --resume auto --run-dir \S+ goes on"
     r"|note: --resume auto: no checkpoint in \S+, so the run begins)"
 )
