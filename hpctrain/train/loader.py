@@ -25,7 +25,6 @@ from hpctrain.model.structure import to_floating
 from hpctrain.plan.seeds import derive_seed
 from hpctrain.tasks.storage import DataError
 from hpctrain.train.checked import checked_row
-from hpctrain.train.signals import ASKING
 
 
 class Request(NamedTuple):
@@ -116,8 +115,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin_worker(_number: int) -> None:
-    for each in ASKING:  # an interrupt from a terminal reaches this process too; its rank needs it to the end
-        signal.signal(each, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGUSR1):  # from a terminal, or Slurm, to the rank and to this process too
+        signal.signal(each, signal.SIG_IGN)  # SIGTERM is how the rank ends it
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
 

@@ -87,6 +87,7 @@ def train_to_the_end(
         if model is not None:
             save(model, tables, folder)
     except AgreedError as error:
+        executor.batches.close()
         give_up(recorder, error)
         return leave(error.code, roles)
     if recorder:
