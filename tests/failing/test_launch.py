@@ -94,6 +94,7 @@ def test_a_run_that_is_told_to_leave_saves_and_goes_on_when_started_again(folder
     mark = new_mark()
     env = {**os.environ, **launcher_env(), MARK: mark}
     start = {"cwd": folder, "env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    start["preexec_fn"] = lambda: signal.signal(number, signal.SIG_DFL)  # where tests run in the background of a shell
     long = [sys.executable, *command("run", "--steps", "100000")]
     with subprocess.Popen(long, **start) as process:
         try:
