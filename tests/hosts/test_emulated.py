@@ -12,6 +12,7 @@ PROGRAM = """
 import os, signal, subprocess
 from tests.hosts.emulated import hosts
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have had ignored
 with hosts(2) as cluster:
     command = cluster.command(1, ["sh", "-c", "echo up; sleep 1000"])
     ranks = subprocess.Popen(command, env={{**os.environ, **cluster.environment}}, stdout=subprocess.PIPE)

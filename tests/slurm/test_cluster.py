@@ -14,6 +14,7 @@ PROGRAM = """
 import os, signal
 from tests.slurm.cluster import slurm
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have had ignored
 with slurm(1) as cluster:
     job = cluster.say("sbatch", "--parsable", "--wrap", "echo up; sleep 1000")
     while not (cluster.work / f"slurm-{{job}}.out").exists():
