@@ -148,12 +148,15 @@ def summary_stamp(folder: Path) -> int | None:
 
 
 def is_done(folder: Path, stamp: int | None) -> bool:
-    """Whether there is a summary that says so, another one than that of `stamp`."""
+    """Whether a summary says so that is another one than that of `stamp`; or that of the newest checkpoint, as where
+    nothing was left to train.
+    """
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return summary.get("done") is True and summary_stamp(folder) != stamp
+    is_of_newest = summary.get("steps") == saved_step(folder) != 0
+    return summary.get("done") is True and (summary_stamp(folder) != stamp or is_of_newest)
 
 
 def say(line: str) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from hpctrain.report.summary import write_json
 from hpctrain.train import checkpoint_files as files
+from hpctrain.train.errors import outcome
 
 POLL_SECONDS = 0.02
 
@@ -24,7 +25,7 @@ class Background:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self.faults: list[str] = []  # of what was written last; those of all ranks where this one seals
+        self.faults: list[str] = []  # of what this thread wrote last, and of what it waited for to seal
 
     def wait(self) -> list[str]:
         """Returns when nothing is being written any more: what went wrong, in lines, if anything."""
@@ -41,12 +42,9 @@ class Background:
         self._thread.start()
 
     def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except OSError as error:
-            self.faults.append(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
-        except ValueError as error:
-            self.faults.append(str(error))
+        _, fault = outcome(work)
+        if fault is not None:
+            self.faults.append(fault)
 
 
 def write_noted(part: Path, name: str, tensors: Mapping[str, torch.Tensor], note: Mapping[str, Any]) -> None:

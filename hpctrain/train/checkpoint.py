@@ -50,7 +50,7 @@ class Checkpoints:
 
     def check_room(self) -> None:
         """AgreedError where the checkpoints that are kept, and one more while it is written, will not fit."""
-        own = sum(self.mesh.world.all_gather_json(self.state.nbytes(self.config.optimizer)))
+        own = sum(self.mesh.world.all_gather_json(self.state.nbytes()))
         nbytes = own + sum(each["bytes"] for each in self._ask("measure"))
         on_first(self.mesh.world, lambda: self._find_room(nbytes))
 
@@ -143,7 +143,7 @@ class Checkpoints:
         manifest = check_whole(folder, self.mesh.world) if manifest is None else manifest
         anew = _optimizers_that_differ(manifest["config"], asdict(self.config))
         state = on_all(self.mesh.world, lambda: _state(folder, manifest))
-        tensors = on_all(self.mesh.world, lambda: opened(folder, anew))
+        tensors = on_all(self.mesh.world, lambda: opened(folder, anew, manifest))
         self._check_names(folder, tensors)
         take = on_all(self.mesh.world, lambda: _naming(folder, lambda: self.state.prepare(tensors, "tables" in anew)))
         self._ask("load", folder=str(folder), clock=state.step, anew=anew)

@@ -161,12 +161,13 @@ class Tensors(Mapping):
             raise CheckpointError(f"{path}: damaged, or no safetensors file: {' '.join(str(error).split())}") from None
 
 
-def opened(folder: Path, without: Collection[str] = ()) -> Tensors:
+def opened(folder: Path, without: Collection[str] = (), manifest: Mapping[str, Any] | None = None) -> Tensors:
     """Those of a checkpoint that was found whole. `without` what optimizers keep: of the "dense" part, of "tables".
+    `manifest`: where it was read already.
 
     CheckpointError.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder) if manifest is None else manifest
     saved = index(folder, files_of(folder, manifest), manifest["contents"])
     return Tensors(folder, {key: each for key, each in saved.items() if _kept_by(key) not in without})
 

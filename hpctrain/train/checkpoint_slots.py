@@ -33,6 +33,13 @@ def slot_pieces(
             yield Piece(key, tuple(whole), start, value)
 
 
+def num_kept(optimizer: torch.optim.Optimizer) -> int:
+    """Numbers that it keeps of each one of a parameter."""
+    if isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]:
+        return 0
+    return len(SLOTS[type(optimizer)] - {"step"})
+
+
 def slots_of(tensors: Mapping[str, torch.Tensor]) -> Slots:
     """What a checkpoint has of optimizers."""
     found: dict[str, dict[str, str]] = defaultdict(dict)

@@ -17,12 +17,10 @@ from torch import nn
 from hpctrain.plan.grid import split_evenly
 from hpctrain.train.checkpoint_files import CheckpointError
 from hpctrain.train.checkpoint_pieces import Piece
-from hpctrain.train.checkpoint_slots import rows_of, slot_pieces, slots_of, state_of
+from hpctrain.train.checkpoint_slots import num_kept, rows_of, slot_pieces, slots_of, state_of
 from hpctrain.train.executor import Executor
 from hpctrain.train.feedback import FeedbackReduction
 from hpctrain.train.lookups import LocalRows
-
-SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}  # numbers kept of each weight
 
 
 class State:
@@ -52,12 +50,12 @@ class State:
             for name, value in self.feedback.memory().items() if self.mesh.replica == 0 else ():
                 yield Piece.whole(f"compressor/{name}", value)
 
-    def nbytes(self, optimizer: str) -> int:
-        """Of the pieces, with what this optimizer will keep of parameters that it has not stepped yet."""
-        pieces, slots = list(self.pieces()), SLOTS[optimizer]
-        missing = 0
-        if self.executor.optimizer is not None and self.update.steps and not self.executor.optimizer.state:
-            missing = slots * sum(each.values.nbytes for each in pieces if each.key.startswith("weights/"))
+    def nbytes(self) -> int:
+        """Of the pieces, with what the optimizer will keep of parameters that it has not stepped yet."""
+        pieces, missing, optimizer = list(self.pieces()), 0, self.executor.optimizer
+        if optimizer is not None and self.update.steps and not optimizer.state:
+            weights = sum(each.values.nbytes for each in pieces if each.key.startswith("weights/"))
+            missing = num_kept(optimizer) * weights
         return missing + sum(each.values.nbytes for each in pieces)
 
     def names(self) -> set[str]:

@@ -48,7 +48,7 @@ def agreed(group: Group) -> Iterator[None]:
 
 def on_first(group: Group, call: Callable[[], Any]) -> Any:
     """What `call` gives on rank 0 of `group`, as JSON has it, on all ranks; AgreedError where it fails. Collective."""
-    value, fault = _outcome(call) if group.rank == 0 else (None, None)
+    value, fault = outcome(call) if group.rank == 0 else (None, None)
     value, fault = group.broadcast_json([value, fault])
     if fault is not None:
         raise AgreedError(fault)
@@ -57,14 +57,14 @@ def on_first(group: Group, call: Callable[[], Any]) -> Any:
 
 def on_all(group: Group, call: Callable[[], Any]) -> Any:
     """What `call` gives on this rank; AgreedError on all ranks of `group` where it fails on any. Collective."""
-    value, fault = _outcome(call)
+    value, fault = outcome(call)
     for rank, told in enumerate(group.all_gather_json(fault)):
         if told is not None:
             raise AgreedError(f"rank {rank}: {told}")
     return value
 
 
-def _outcome(call: Callable[[], Any]) -> tuple[Any, str | None]:
+def outcome(call: Callable[[], Any]) -> tuple[Any, str | None]:
     """The value, or the line of what went wrong."""
     try:
         return call(), None

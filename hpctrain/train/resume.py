@@ -119,9 +119,9 @@ def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config
     task, is chosen again. UsageError.
     """
     saved = {name: value for name, value in start.config.items() if name not in OF_A_START and value is not None}
-    if start.folder is None:
-        _check_code(start, saved, parse(argv)[0])
     wanted, _ = parse(argv)
+    if start.folder is None:
+        _check_code(start, saved, wanted)
     other = ("stages", "shard_optimizer") if wanted.servers else ("servers",) if wanted.stages > 1 else ()
     unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, *other, "task_option", "data"}
     config, _ = parse(argv, {name: value for name, value in saved.items() if name not in unfit})

@@ -1,7 +1,6 @@
 """The folder of a run: a new one, or one that a run goes on in, of which nothing is touched before it does."""
 
 import fcntl
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,17 +11,14 @@ from hpctrain.config import Config, UsageError, to_toml
 from hpctrain.tasks.load import short_name
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.layout import grid_of
-from hpctrain.train.resume import CHECKPOINTS, CONFIG, Start
+from hpctrain.train.resume import CHECKPOINTS, CONFIG, Start, default_folder
 
 WAIT_SECONDS = 60
 
 
 def make_run_folder(config: Config) -> Path:
     """A new folder: `--run-dir`, or runs/TASK-TIME (in a Slurm job runs/TASK-JOB). Never one that exists."""
-    wanted = (
-        config.run_dir
-        or f"runs/{short_name(config.task)}-{os.environ.get('SLURM_JOB_ID') or time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    wanted = default_folder(config) or f"runs/{short_name(config.task)}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [Path(wanted)] + ([] if config.run_dir else [Path(f"{wanted}-{i}") for i in range(2, 100)])
     for folder in candidates:
         try:

@@ -15,6 +15,7 @@ from hpctrain.train.background import Background, write_noted
 from hpctrain.train.checkpoint_pieces import Piece, described, opened, stored
 from hpctrain.train.checkpoint_slots import rows_of, slot_pieces, slots_of, state_of
 from hpctrain.train.client import ServiceClient
+from hpctrain.train.errors import outcome
 from hpctrain.train.service import Description
 from hpctrain.train.shard import Shard
 
@@ -45,12 +46,8 @@ class ServedState:
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """What worker 0 hears; under `fault`, in a line, why it cannot be done."""
-        try:
-            return getattr(self, f"_{question['do']}")(question)
-        except OSError as error:
-            return {"fault": f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")}
-        except ValueError as error:  # also a CheckpointError, a TableError
-            return {"fault": str(error)}
+        answer, fault = outcome(lambda: getattr(self, f"_{question['do']}")(question))
+        return answer if fault is None else {"fault": fault}
 
     def _measure(self, question: Mapping[str, Any]) -> dict[str, Any]:
         return {"bytes": sum(each.values.nbytes for each in self._pieces(question["places"]))}

@@ -21,7 +21,7 @@ class StopVote:
     """Over all ranks of `group`, which nothing else is called on. `asked()`: whether this one was."""
 
     def __init__(self, group: Group, lag: int, asked: Callable[[], bool]):
-        self._group, self._lag, self._asked = group, lag, asked
+        self._lag, self._asked = lag, asked
         arrays = [np.zeros(1) for _ in range(lag + 1)]
         self._free: deque[tuple[np.ndarray, OneShot | Collective]] = deque(
             (array, group.ring.one_shot(array, "stop")) for array in arrays

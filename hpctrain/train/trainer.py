@@ -127,7 +127,7 @@ class Trainer:
         if self.flushes:
             return step + 1
         periods = filter(None, (self.config.eval_every, self.config.checkpoint_every))
-        return min(self.config.steps, *(step + every - step % every for every in periods), self.config.steps)
+        return min([self.config.steps, *(step + every - step % every for every in periods)])
 
     @property
     def flushes(self) -> bool:

@@ -95,6 +95,14 @@ def test_what_is_refused_is_not_tried_again(attempts, capsys):
     assert launch(folder) == 2 and len(calls(folder)) == 1 and lines(capsys) == []
 
 
+def test_a_run_that_was_done_before_is_done(attempts):
+    """Nothing was left to train, and its summary stays as it was."""
+    folder = attempts("save 000040; exit 0", "exit 9")
+    (folder / "run").mkdir()
+    (folder / "run/summary.json").write_text(json.dumps({"done": True, "steps": 40}))
+    assert launch(folder) == 0
+
+
 def test_a_summary_of_an_earlier_time_is_no_end(attempts):
     folder = attempts("exit 0", "finish")
     (folder / "run").mkdir()
