@@ -55,7 +55,7 @@ help:
 	@echo "make slurm-test    the jobs under a Slurm of our own, three nodes on this machine; needs root and Debian's slurm"
 	@echo "make equivalence   every layout equals one process, on up to 8 ranks"
 	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
-	@echo "make soak          100,000 random all-reduces while ranks are stopped at random; 300 kills of runs that go on"
+	@echo "make soak          100,000 random all-reduces while ranks are stopped at random; 300 kills of runs that go on; Open MPI: losses"
 	@echo "make hosts-bench   all-reduce beside plain TCP over four emulated hosts; hosts-bench-check"
 	@echo "make lint          ruff, and the rules of who imports whom"
 	@echo "make dist          wheel and sdist in dist/"
@@ -117,6 +117,7 @@ test-mpi-%: venv
 soak: venv
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak.kills
+	$(BIN)/python -m tests.soak.losses
 	$(BIN)/python -m tests.soak.damages
 	$(BIN)/python -m tests.soak.full_disk
 

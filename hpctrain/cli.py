@@ -86,4 +86,5 @@ def answer(argv: list[str]) -> None:
     for command, (text, _) in COMMANDS.items():
         print(f"  {command:10} {text}")
     print("\nflags of train:\n" + config.parser().format_help().partition("options:\n")[2], end="")
-    print("\nalso: -h, --help; --version. Exit codes: 0 done, 1 error, 2 usage, 75 saved on request, 76 stalled.")
+    codes = "0 done, 1 error, 2 usage, 75 saved on request, 76 stalled, 77 rank lost"
+    print(f"\nalso: -h, --help; --version. Exit codes: {codes}.")

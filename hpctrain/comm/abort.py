@@ -29,6 +29,7 @@ class RankFailed(RuntimeError):
 
 _last_words: list[Callable[[], str]] = []
 _before_finalize: list[Callable[[], None]] = []
+_survivors: list = []  # the communicator of those that are left, where ranks were lost and the others go on
 
 
 def last_words(call: Callable[[], str]) -> Callable[[], None]:
@@ -99,13 +100,22 @@ def before_finalize(end: Callable[[], None]) -> None:
 
 
 def finalize() -> None:
-    """Ends MPI, politely after the last rank has come. Collective."""
-    wait_until(_world().Ibarrier().Test)
+    """Ends MPI, politely after the last rank has come. Collective over those that are left."""
+    if _survivors:
+        with suppress(RuntimeError):  # that another one is lost now is of no interest any more
+            wait_until(_survivors[-1].Ibarrier().Test)
+    else:
+        wait_until(_world().Ibarrier().Test)
     for end in _before_finalize:
         end()
     from mpi4py import MPI
 
     MPI.Finalize()
+
+
+def go_on_with(survivors) -> None:
+    """From here on all ranks are those of this communicator. Collective over them."""
+    _survivors.append(survivors)
 
 
 def leave(code: int) -> None:

@@ -35,8 +35,9 @@ class Mesh:
 
     `stages` cuts a model into so many groups of layers, the ranks that are left over are replicas; `grid` says the same
     and which ranks are consecutive. `progress` of somebody whose messages are to move on together with these. `tuning`:
-    a file that `tune` wrote on ranks like these, which rank 0 reads; give it on all ranks, or on none. Raises
-    ValueError where MPI cannot be started, the ranks do not divide, or the file cannot be used.
+    a file that `tune` wrote on ranks like these, which rank 0 reads; give it on all ranks, or on none.
+    `shares_memory`: ranks of a node sum in memory that they share, where that is faster. Raises ValueError where MPI
+    cannot be started, the ranks do not divide, or the file cannot be used.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class Mesh:
         stages: int = 1,
         progress: Progress | None = None,
         tuning: Tuning | str | os.PathLike | None = None,
+        shares_memory: bool = True,
     ):
         launched = isinstance(comm, str) and comm == LAUNCH
-        if launched:
-            comm = join_launch()
+        comm = join_launch() if launched else comm
         size = comm.size if comm is not None else 1
         if grid is None:
             try:
@@ -58,10 +59,9 @@ class Mesh:
                 raise ValueError(f"stages={stages}: {error}") from None
         elif stages not in (1, grid.num_stages):
             raise ValueError(f"stages={stages}: the grid has {grid.num_stages}; give one of them")
-        self.grid = grid
-        if self.grid.num_ranks != size:
-            raise ValueError(f"a layout of {self.grid.num_ranks} ranks does not fit {size} ranks")
-        self.progress = progress or Progress()
+        if grid.num_ranks != size:
+            raise ValueError(f"a layout of {grid.num_ranks} ranks does not fit {size} ranks")
+        self.grid, self.progress = grid, progress or Progress()
         self.world = Group(duplicate(comm), self.progress)
         self.rank = self.world.rank
         try:
@@ -71,7 +71,8 @@ class Mesh:
             raise
         self.stage, self.replica = self.grid.coordinate(self.rank)
         self.data = Group(self._part(self.stage, self.replica), self.progress)
-        join_node(self.data.ring, num_rings=self.grid.num_stages)
+        self._shares_memory = shares_memory
+        self._join_node(self.data, num_rings=self.grid.num_stages)
         self.data.ring.constants = self.tuning.constants
         if self.stage == 0:
             note_other_place(self.tuning, self.data.ring)
@@ -102,7 +103,7 @@ class Mesh:
     def add_group(self) -> Group:
         """A further group of the replicas, on a ring of its own; closed with the mesh. Collective."""
         self.groups.append(Group(duplicate(self.data.comm), self.progress))
-        join_node(self.groups[-1].ring, stage_bytes=0)
+        self._join_node(self.groups[-1], stage_bytes=0)
         self.groups[-1].ring.constants = self.tuning.constants
         return self.groups[-1]
 
@@ -130,6 +131,10 @@ class Mesh:
             return None
         self.parts.append(group)
         return group
+
+    def _join_node(self, group: Group, **how) -> None:
+        if self._shares_memory:
+            join_node(group.ring, **how)
 
     def _part(self, color: int, key: int):
         if self.world.comm is None:

@@ -15,12 +15,12 @@ class Roles:
 
     `peers`: a communicator of those with this rank's role, for a mesh of workers; `everybody`: a group of all ranks,
     on which workers and servers write to each other and meet at the beginning and at the end; `client`: through what
-    this worker does so, once it does. ValueError where no rank would be left to train.
+    this worker does so, once it does. `progress`: as of a Mesh. ValueError where no rank would be left to train.
 
     `Roles()` takes all ranks of the launch, starts MPI and sees to the end of the program, as `Mesh()` does.
     """
 
-    def __init__(self, comm=LAUNCH, servers: int = 1):
+    def __init__(self, comm=LAUNCH, servers: int = 1, progress: Progress | None = None):
         launched = isinstance(comm, str) and comm == LAUNCH
         if launched:
             comm = join_launch()
@@ -29,7 +29,7 @@ class Roles:
             have = f"{size} ranks leave" if size != 1 else "1 rank leaves"
             raise ValueError(f"servers={servers}: {have} none to train; start more, as mpirun -n {servers + 1}")
         self.num_servers, self.num_workers = servers, size - servers
-        self.progress = Progress()
+        self.progress = progress or Progress()
         self.everybody = Group(duplicate(comm), self.progress)
         self.rank, self.client = self.everybody.rank, None
         self.is_server = self.rank >= self.num_workers

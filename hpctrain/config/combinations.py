@@ -63,6 +63,20 @@ def check_compress(config: "Config") -> None:
         )
 
 
+def check_rank_loss(config: "Config") -> None:
+    """UsageError where a lost rank takes along what no other has."""
+    if config.on_rank_loss == "stop":
+        return
+    if config.stages > 1:
+        raise UsageError(f"--on-rank-loss continue: each rank holds all layers; leave --stages {config.stages} out")
+    if config.shard_optimizer:
+        raise UsageError("--on-rank-loss continue: each replica holds all that steps it; leave --shard-optimizer out")
+    if config.allreduce == "windows":
+        raise UsageError(
+            "--on-rank-loss continue: no memory is shared with ranks that may be lost; leave --allreduce windows out"
+        )
+
+
 def check_tuning(values: dict) -> None:
     """UsageError for what cannot be the constants of a file that `tune` wrote."""
     try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.combinations import (
     check_compress,
+    check_rank_loss,
     check_resume,
     check_schedule,
     check_shard_optimizer,
@@ -192,6 +193,11 @@ class Config:
         metavar="SECONDS",
     )
     on_nan: str = flag("stop", "what NaN or infinity in a loss or gradient does", choices=("stop", "skip"))
+    on_rank_loss: str = flag(
+        "stop",
+        "of replicas and workers: the job ends, or the others continue (Open MPI 5, mpirun --with-ft ulfm)",
+        choices=("stop", "continue"),
+    )
 
     def __post_init__(self):
         for each in dataclasses.fields(self):
@@ -207,6 +213,7 @@ class Config:
         check_schedule(self)
         check_shard_optimizer(self)
         check_compress(self)
+        check_rank_loss(self)
         check_resume(self)
         check_servers(self)
         if isinstance(self.tuning, dict):  # the values themselves, as config.toml has them

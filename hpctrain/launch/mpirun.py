@@ -29,10 +29,10 @@ DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 class Mpirun:
     """How `num_ranks` ranks are started: by `given`, a command, else by the mpirun beside this Python, or in PATH.
 
-    UsageError where there is none.
+    `goes_on`: when a rank is lost. UsageError where there is none.
     """
 
-    def __init__(self, given: str | None, num_ranks: int):
+    def __init__(self, given: str | None, num_ranks: int, goes_on: bool = False):
         beside = Path(sys.executable).with_name("mpirun")
         words = shlex.split(given) if given is not None else [str(beside) if beside.exists() else "mpirun"]
         if not words or shutil.which(words[0]) is None:
@@ -43,6 +43,8 @@ class Mpirun:
                 self.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             if given is None and "SLURM_JOB_ID" not in os.environ and num_ranks > len(os.sched_getaffinity(0)):
                 self.command.insert(1, "--oversubscribe")
+            if goes_on and "--with-ft" not in words:
+                self.command[1:1] = ["--with-ft", "ulfm"]
 
     def start(self, arguments: list[str]) -> Launch:
         """Of `python -m hpctrain` with these arguments."""

@@ -18,8 +18,13 @@ from hpctrain.launch import flags as of_train
 from hpctrain.launch.mpirun import Mpirun
 from hpctrain.launch.values import at_least, wrong_start
 
-DONE, USAGE, SAVED, STALLED = 0, 2, 75, 76  # exit codes of train
-MEANING = {DONE: ", and the run is not done", SAVED: ", saved on request", STALLED: ", no rank got on"}
+DONE, USAGE, SAVED, STALLED, LOST = 0, 2, 75, 76, 77  # exit codes of train
+MEANING = {
+    DONE: ", and the run is not done",
+    SAVED: ", saved on request",
+    STALLED: ", no rank got on",
+    LOST: ", a rank was lost",
+}
 ASKING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -35,7 +40,7 @@ def run(argv: list[str], world) -> int:
         if told["n"] is None:
             raise UsageError("-n: say how many ranks to start, as in -n 8")
         config = of_train.checked(flags, told["n"])
-        mpirun = Mpirun(told["mpirun"], told["n"])
+        mpirun = Mpirun(told["mpirun"], told["n"], goes_on=config.on_rank_loss == "continue")
     except UsageError as error:
         say(str(error))
         return USAGE

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,9 @@ from hpctrain.train.checkpoint_pieces import Tensors, described, opened, stored
 from hpctrain.train.checkpoint_state import State
 from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.executor import Executor
-from hpctrain.train.resume import check_whole, fits, layout_of
+from hpctrain.train.resume import check_whole, layout_of
 from hpctrain.train.served_state import ask_servers
-from hpctrain.train.train_state import TrainState
-
-FORGOTTEN = ("step_seconds",)  # of TrainState: times of steps that other ranks may have made
+from hpctrain.train.train_state import TrainState, read_state
 
 
 class Checkpoints:
@@ -80,6 +78,12 @@ class Checkpoints:
             self.mesh.progress.begin("finishing a checkpoint", is_patient=True)
             self._or_tell(self._wait, self._begun)
             self.mesh.progress.begin("what follows a checkpoint")
+
+    def give_up(self) -> None:
+        """This rank writes no more of what was begun, which will not be whole."""
+        self._given_up.set()
+        self._background.wait()
+        self._begun = None
 
     def _or_tell(self, call: Callable[[], object], step: int) -> None:
         try:
@@ -136,13 +140,17 @@ class Checkpoints:
         seconds = statistics.median(self.seconds) if self.seconds else None
         return {"saved": len(self.seconds), "failed": self.num_failed, "bytes": self.nbytes or None, "seconds": seconds}
 
+    def count_on_from(self, other: "Checkpoints") -> None:
+        """Figures go on behind those of another launch of this run."""
+        self.nbytes, self.seconds, self.num_failed = other.nbytes, other.seconds, other.num_failed
+
     def load(self, folder: Path, manifest: Mapping[str, Any] | None = None) -> TrainState:
         """Takes over what the folder holds. AgreedError, and nothing has changed, where it is not whole, or not of
         this model. `manifest`: of a folder that was found whole just now.
         """
         manifest = check_whole(folder, self.mesh.world) if manifest is None else manifest
         anew = _optimizers_that_differ(manifest["config"], asdict(self.config))
-        state = on_all(self.mesh.world, lambda: _state(folder, manifest))
+        state = on_all(self.mesh.world, lambda: read_state(folder, manifest))
         tensors = on_all(self.mesh.world, lambda: opened(folder, anew, manifest))
         self._check_names(folder, tensors)
         take = on_all(self.mesh.world, lambda: _naming(folder, lambda: self.state.prepare(tensors, "tables" in anew)))
@@ -183,7 +191,7 @@ class Checkpoints:
         return {
             "hpctrain": __version__,
             "step": progress.step,
-            "state": {key: value for key, value in asdict(progress).items() if key not in FORGOTTEN},
+            "state": progress.told(),
             "layout": layout_of(self.mesh.grid, self.config.servers),
             "config": {name: _in_json(value) for name, value in asdict(self.config).items()},
             "data_sha256": self.data_sha256,
@@ -225,25 +233,6 @@ def _optimizers_that_differ(saved: Mapping[str, Any], now: Mapping[str, Any]) ->
 def _in_json(value: Any) -> Any:
     """JSON has no infinity."""
     return "inf" if value == math.inf else value
-
-
-def _state(folder: Path, manifest: Mapping[str, Any]) -> TrainState:
-    """CheckpointError where the manifest does not say what it should."""
-    known = {each.name for each in fields(TrainState)} - set(FORGOTTEN)
-    state = manifest["state"]
-    if state.keys() != known:
-        raise CheckpointError(f"{folder / files.MANIFEST}: damaged, state: {', '.join(sorted(known))} are expected")
-    wrong = [each.name for each in fields(TrainState) if each.name in state and not fits(each.type, state[each.name])]
-    wrong += [name for name, value in state.items() if type(value) is int and value < 0]
-    if not wrong and not all(fits(float | None, each) for each in state["metrics"].values()):
-        wrong.append("metrics")
-    if state["step"] != manifest["step"]:
-        wrong.append("step")
-    if not all(fits(float, each) and each >= 0 for each in manifest["items_seen"]):
-        wrong.append("items_seen")
-    if wrong:
-        raise CheckpointError(f"{folder / files.MANIFEST}: damaged, {wrong[0]} is not what a run has")
-    return TrainState(**state)
 
 
 def _naming(folder: Path, call: Callable[[], Any]) -> Any:

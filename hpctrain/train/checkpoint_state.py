@@ -32,9 +32,9 @@ class State:
         self.parameters = executor.stage.named_parameters()
         self.feedback = self.update.reduction if isinstance(self.update.reduction, FeedbackReduction) else None
 
-    def pieces(self) -> Iterator[Piece]:
-        """What this rank writes: no two ranks write the same."""
-        own = set(self._own(self.update.tied.own(self.parameters)))
+    def pieces(self, all_of_them: bool = False) -> Iterator[Piece]:
+        """What this rank writes: no two ranks write the same. Or all that it holds, the same as others do."""
+        own = set(self.parameters) if all_of_them else set(self._own(self.update.tied.own(self.parameters)))
         for name, parameter in self.parameters.items():
             if name in own:
                 yield Piece.whole(f"weights/{name}", parameter.detach())
@@ -43,11 +43,12 @@ class State:
                 yield from slot_pieces(self.executor.optimizer, parameter, name, start, whole)
         for name, buffer in self.executor.stage.named_buffers().items():
             yield Piece.whole(f"buffers/{self.mesh.replica}/{name}", buffer)
-        yield from self._rows()
+        if all_of_them or self.mesh.replica == 0:
+            yield from self._rows()
         if self.feedback is not None:
             for name, kept in self.feedback.kept().items():
                 yield Piece.whole(f"feedback/{self.mesh.replica}/{name}", kept)
-            for name, value in self.feedback.memory().items() if self.mesh.replica == 0 else ():
+            for name, value in self.feedback.memory().items() if all_of_them or self.mesh.replica == 0 else ():
                 yield Piece.whole(f"compressor/{name}", value)
 
     def nbytes(self) -> int:
@@ -112,9 +113,7 @@ class State:
         return {name: (each, 0, each.shape) for name, each in self.update.gradients.parameters.items()}
 
     def _rows(self) -> Iterator[Piece]:
-        """Replicas hold the same rows; the first one writes them."""
-        if self.mesh.replica:
-            return
+        """Which all replicas hold alike."""
         for name, table in self._tables().items():
             for slot, values in table.state().items():
                 yield Piece.whole(f"tables/{name}/0/{slot}", values)

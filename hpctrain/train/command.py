@@ -5,12 +5,13 @@ import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import util
 from pathlib import Path
 
 from hpctrain.comm.environment import cores_allowed, threads_per_rank
 from hpctrain.comm.mesh import Mesh
-from hpctrain.comm.roles import Roles
+from hpctrain.comm.survivors import check_mitigation, is_mitigating
 from hpctrain.config import Config, UsageError, parse
 from hpctrain.config.combinations import allowed_changes
 from hpctrain.plan.schedule import SCHEDULES
@@ -18,12 +19,14 @@ from hpctrain.plan.tuning import Tuning
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
+from hpctrain.train.carry_out import carry_out
 from hpctrain.train.errors import AgreedError, on_first
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
 from hpctrain.train.resume import ANEW, Start, changes, check_same_run, find, folder_to_go_on_in, parse_resumed
 from hpctrain.train.run_folder import alone_in, make_run_folder, write_config
 from hpctrain.train.signals import StopSignals
+from hpctrain.train.survival import Survival
 from hpctrain.train.tuned import tuned, tuning_notes
 
 
@@ -39,7 +42,7 @@ def run(argv: list[str], comm) -> int:
 
 def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
     """As `run`; what `signals` note is obeyed after the first step, at the earliest. Rank 0 holds the run's folder."""
-    mesh = Mesh(comm)
+    mesh = Mesh(comm, shares_memory=not is_mitigating())
     if mesh.world.size > 1:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
     if hasattr(sys.stdout, "reconfigure"):
@@ -67,37 +70,11 @@ def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
             write_config(config, folder, mesh.world.size)
             held.enter_context(alone_in(folder))
         announce(config, folder, mesh.world.size)
-    return carry_out(config, folder, comm, mesh, Tuning.of(prepared["tuning"]), start, signals)
-
-
-def carry_out(
-    config: Config, folder: Path, comm, mesh: Mesh, tuning: Tuning, start: Start, signals: StopSignals
-) -> int:
-    """Trains in the layout that is asked for; `mesh`, of all ranks as replicas, is closed. Collective."""
-    if config.servers:
+    carry = partial(carry_out, config, folder, tuning=Tuning.of(prepared["tuning"]), signals=signals)
+    if config.on_rank_loss == "continue" and mesh.size > 1:
         mesh.close()
-        return with_servers(config, folder, comm, tuning, start, signals)
-    if config.stages > 1 or config.tuning is not None:
-        mesh.close()
-        mesh = Mesh(comm, grid_of(config, mesh.size), tuning=tuning)
-    # torch comes in here, after MPI and after every mistake that needs neither
-    from hpctrain.train.run import run_training
-
-    with mesh:
-        return run_training(config, folder, mesh, start=start, signals=signals)
-
-
-def with_servers(config: Config, folder: Path, comm, tuning: Tuning, start: Start, signals: StopSignals) -> int:
-    """Trains on all ranks but the last, which serve. Collective."""
-    with Roles(comm, config.servers) as roles:
-        if roles.is_server:
-            from hpctrain.train.serve import serve
-
-            return serve(config, folder, roles, signals)
-        from hpctrain.train.run import run_training
-
-        with Mesh(roles.peers, progress=roles.progress, tuning=tuning) as mesh:
-            return run_training(config, folder, mesh, roles, start, signals)
+        return Survival(comm, config.servers).run(carry, folder, start, held)
+    return carry(comm, start, mesh)
 
 
 def announce(config: Config, folder: Path, num_ranks: int) -> None:
@@ -115,6 +92,7 @@ def prepare(argv: list[str], num_ranks: int, start: Start = ANEW) -> dict:
         config, tuning = tuned(config, given)
         check_packages(config)
         config = settled(config, num_ranks)
+        check_survivable(config, num_ranks)
         name = config.task
         num_rows, num_held_out = lengths(prepared_task(config))
         if config.epochs is not None:
@@ -189,6 +167,17 @@ def prepare_nodes(settings: dict, mesh: Mesh) -> str | None:
             error = explained(settings["task"], error)
             fault = f"on {socket.gethostname()}: {error}"
     return next(filter(None, mesh.world.all_gather_json(fault)), None)
+
+
+def check_survivable(config: Config, num_ranks: int) -> None:
+    """UsageError where ranks could not go on without another."""
+    if config.on_rank_loss == "continue" and num_ranks > 1:
+        from mpi4py import MPI
+
+        try:
+            check_mitigation(MPI.Get_library_version())
+        except ValueError as error:
+            raise UsageError(f"--on-rank-loss continue: {error}") from None
 
 
 def check_packages(config: Config) -> None:

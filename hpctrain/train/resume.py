@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from hpctrain.comm.group import Group
 from hpctrain.config import Config, UsageError, flag_name, parse
@@ -26,6 +26,8 @@ from hpctrain.train import checkpoint_files as files
 from hpctrain.train.errors import AgreedError, on_all, on_first
 from hpctrain.train.layout import grid_of
 
+if TYPE_CHECKING:
+    from hpctrain.train.survival import Survival
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"  # in the folder of a run
 OF_A_START = ("run_dir", "resume", "allow_change", "epochs")  # settings that say nothing of the run itself
 # settings that are chosen for a layout, or a schedule, where nobody gives them
@@ -37,13 +39,14 @@ BY_SCHEDULE = ("num_microbatches", "chunks", "pipeline_warmup", "vertical_sync")
 class Start:
     """How a run begins: in `folder`, one that is there (None: a new one), from `checkpoint` (None: from nothing).
 
-    `allowed`: what of it may be other than it was saved.
+    `allowed`: what of it may be other than it was saved. `survival`: where lost ranks are no end.
     """
 
     folder: Path | None = None
     checkpoint: Path | None = None
     manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     allowed: tuple[str, ...] = ()
+    survival: Survival | None = None
 
     @property
     def step(self) -> int:

@@ -112,10 +112,12 @@ def begin_recording(trainer: Trainer, folder: Path, start: Start, roles: Roles |
     """From here on the folder is this run's. Rank 0 only."""
     config, mesh = trainer.config, trainer.mesh
     if start.folder is not None:
-        take_over(folder, start)
+        take_over(folder, trainer.state.step)
         write_config(config, folder, roles.everybody.size if roles else mesh.size)
-    recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard, start.step)
+    recorder = Recorder(folder, config.steps, launched(mesh), config.tensorboard, trainer.state.step)
     trainer.note = recorder.note
+    if start.survival is not None:
+        start.survival.recorder = recorder
     return recorder
 
 
@@ -156,15 +158,20 @@ def go_on(trainer: Trainer, folder: Path, start: Start, data_sha256: str | None)
     trainer.checkpoints = Checkpoints(folder / CHECKPOINTS, config, executor, mesh, data_sha256)
     if config.checkpoint_every is not None:
         trainer.checkpoints.check_room()
-    if start.checkpoint is not None:
+    survival = start.survival
+    if survival is not None and survival.trainer is not None:
+        trainer.state = survival.regain(trainer)
+    elif start.checkpoint is not None:
         check_data(start, data_sha256, config.data)
         trainer.state = trainer.checkpoints.load(start.checkpoint, start.manifest)
         trainer.resumed_from = start.step
         if start.config["early_stop"] != config.early_stop:
             trainer.state.forget_best()
-        executor.batches.sampler.begin_at(trainer.state.step, trainer.state.rows)
         if mesh.rank == 0:
             print(f"goes on from step {trainer.state.step}, saved in {start.checkpoint}", flush=True)
+    executor.batches.sampler.begin_at(trainer.state.step, trainer.state.rows)
+    if survival is not None:
+        survival.protect(trainer)
 
 
 def build_trainer(config: Config, task, mesh: Mesh, roles: Roles | None) -> Trainer:

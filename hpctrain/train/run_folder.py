@@ -11,7 +11,7 @@ from hpctrain.config import Config, UsageError, to_toml
 from hpctrain.tasks.load import short_name
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.layout import grid_of
-from hpctrain.train.resume import CHECKPOINTS, CONFIG, Start, default_folder
+from hpctrain.train.resume import CHECKPOINTS, CONFIG, default_folder
 
 WAIT_SECONDS = 60
 
@@ -68,16 +68,16 @@ def write_config(config: Config, folder: Path, num_ranks: int) -> None:
     (folder / CONFIG).write_text(layout + to_toml(config), encoding="utf-8")
 
 
-def take_over(folder: Path, start: Start) -> None:
-    """Of a run that goes on in `folder`: it is not done any more, checkpoints that it went back behind are set aside,
-    and so are the figures of one that begins again.
+def take_over(folder: Path, step: int) -> None:
+    """Of a run that goes on in `folder` from `step`: it is not done any more, checkpoints that it went back behind are
+    set aside, and so are the figures of one that begins again.
     """
     (folder / "summary.json").unlink(missing_ok=True)
     for later in files.newest_first(folder / CHECKPOINTS):
-        if later != start.checkpoint and int(later.name.removeprefix("step-")) > start.step:
+        if int(later.name.removeprefix("step-")) > step:
             later.rename(_free(later.with_name(f"{later.name}.skipped")))
     metrics = folder / "metrics.jsonl"
-    if start.checkpoint is None and metrics.exists() and metrics.stat().st_size:
+    if step == 0 and metrics.exists() and metrics.stat().st_size:
         before = metrics.rename(_free(folder / "metrics-before.jsonl"))
         print(f"note: --resume auto: what was noted before is in {before}", file=sys.stderr)
 

@@ -10,14 +10,17 @@ from hpctrain.train.process import settle
 from hpctrain.train.server import ParameterServer
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.stall import watching_server
+from hpctrain.train.survival import Survival
 
 
-def serve(config: Config, folder: Path, roles: Roles, signals: StopSignals) -> int:
+def serve(config: Config, folder: Path, roles: Roles, signals: StopSignals, survival: Survival | None = None) -> int:
     """Serves until the workers are done; returns the exit code that rank 0 says. Collective with `part`."""
     settle(config.threads)
     with ExitStack() as files:
         record = files.enter_context(open_log(folder, roles.server)) if config.record_log else None
-        server = ParameterServer(roles, record, signals.was_asked)
+        server = ParameterServer(roles, record, signals.was_asked, survival.shard if survival else None)
+        if survival is not None:
+            survival.shard = server.shard
         with watching_server(config, folder, roles, server.shard):
             figures = server.serve()
     sent = [server.outbox.bytes_sent, server.outbox.messages_sent, server.outbox.control_messages]

@@ -49,6 +49,15 @@ class ServedState:
         answer, fault = outcome(lambda: getattr(self, f"_{question['do']}")(question))
         return answer if fault is None else {"fault": fault}
 
+    def _stand(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Steps that all workers have made, as far as this server knows."""
+        return {"step": self._shard.num_complete}
+
+    def _begin(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Goes on with what it has, as if so many were made."""
+        self._shard.begin_at(question["clock"])
+        return {}
+
     def _measure(self, question: Mapping[str, Any]) -> dict[str, Any]:
         return {"bytes": sum(each.values.nbytes for each in self._pieces(question["places"]))}
 

@@ -42,6 +42,7 @@ class ServedUpdate(Update):
         self._until = 0  # and the next one
         self._read: dict[int, int] = dict.fromkeys(range(len(client.description.parts)), 0)  # versions, by server
         self._num_told = 0  # rounds that rank 0 has heard of
+        self._num_made = 0  # steps of this worker's own copy
         self.methods |= {Op.PULL: self._pull, Op.PUSH: self._push}
 
     def begin(self, step: int) -> None:
@@ -52,7 +53,14 @@ class ServedUpdate(Update):
 
     def begin_at(self, step: int) -> None:
         """All workers and servers have done so many."""
-        self._num_told = step
+        self._num_told = self._num_made = step
+
+    def read_again(self, step: int) -> None:
+        if not self.steps:
+            self._read_all(step)
+
+    def num_made(self, num_told: int) -> int:
+        return self._num_made
 
     def run(self, first: int, stop: int) -> None:
         self._first, self._until = first, stop
@@ -129,6 +137,7 @@ class ServedUpdate(Update):
 
     def _apply(self, dense: Pull, *tables: Pull, step: int) -> None:
         """One step of this worker's copy, with the gradient of all."""
+        self._num_made = step + 1
         rows = {self.client.description.tables[pull.table].name: (pull.ids, pull.values) for pull in tables}
         rows = {name: each for name, each in rows.items() if len(each[0])}
         if not dense.items:
@@ -198,10 +207,14 @@ class ServedUpdate(Update):
             self._ask(stop)
             self._take(stop)
         else:
-            self._read = self.client.pull(stop, self.flat, bound=0).wait().versions
-            if self.lookups is not None and isinstance(self.lookups.source, ServedRows):
-                self.lookups.source.clock = stop
+            self._read_all(stop)
         self.mesh.barrier()  # nobody goes on before all have read
         if self.mesh.rank == 0:
             self.client.progress.wait(lambda: self.client.poll() or self._num_told + len(self.client.notes) >= stop)
             self._tell()
+
+    def _read_all(self, step: int) -> None:
+        """As all workers have left it after so many steps."""
+        self._read = self.client.pull(step, self.flat, bound=0).wait().versions
+        if self.lookups is not None and isinstance(self.lookups.source, ServedRows):
+            self.lookups.source.clock = step

@@ -30,10 +30,17 @@ class ParameterServer:
     who says that there will be none.
 
     `record`: a text file to write the log to, one JSON object a line, where the settings ask for one. `was_asked()`:
-    whether a signal asks this server to leave, which the workers are told.
+    whether a signal asks this server to leave, which the workers are told. `shard`: what it holds already, where other
+    workers were lost before.
     """
 
-    def __init__(self, roles: Roles, record=None, was_asked: Callable[[], bool] = lambda: False):
+    def __init__(
+        self,
+        roles: Roles,
+        record=None,
+        was_asked: Callable[[], bool] = lambda: False,
+        shard: Shard | None = None,
+    ):
         from mpi4py.MPI import Exception as MPIError
 
         assert roles.is_server, "a worker makes a client"
@@ -51,16 +58,25 @@ class ParameterServer:
             return
         self._dtype = self.description.torch_dtype
         self._part = self.description.parts[roles.server]
-        self.shard = Shard(
-            self.description.settings,
-            build_dense(self.description, roles.server, self._initial_values()),
-            build_tables(self.description, roles.server, roles.num_servers),
-            roles.num_workers,
-            self._note,
-            self._log if self.description.settings.record else None,
-        )
+        self.shard, initial = shard, self._initial_values()
+        log = self._log if self.description.settings.record else None
+        if shard is not None:
+            shard.speak_through(self._note, log)
+        else:
+            self.shard = self._build_shard(initial, log)
         self.answers = Answers(self.shard, self.outbox, self._memory, self._dtype, was_asked)
         self._state = ServedState(self.shard, self.description, roles.server, roles.num_servers)
+
+    def _build_shard(self, initial: torch.Tensor, log: Callable[[dict], None] | None) -> Shard:
+        description, roles = self.description, self._roles
+        return Shard(
+            description.settings,
+            build_dense(description, roles.server, initial),
+            build_tables(description, roles.server, roles.num_servers),
+            roles.num_workers,
+            self._note,
+            log,
+        )
 
     def serve(self) -> dict:
         """Answers until all workers are done; returns figures of this server, none where there was nothing to do."""
@@ -73,6 +89,7 @@ class ParameterServer:
             for worker in list(listening):
                 if self._go_on(worker, listening[worker]):
                     del listening[worker]
+            self._roles.progress.poll()
             self.outbox.poll()
             if self._moved:
                 self._roles.progress.begin("serving")

@@ -6,7 +6,7 @@ each is applied as it is finished.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -38,19 +38,22 @@ class Shard:
         log: Callable[[dict], None] | None = None,
     ):
         self.settings, self.dense, self.tables = settings, dense, tables
-        self.clock = StalenessClock(num_workers, settings.staleness)
         self.version = 0  # updates applied
         self.last: Gradient = Gradient()
         self.gaps: Counter[int] = Counter()
         self.lags: Counter[int] = Counter()
         self._round = Round(settings)
         self._told, self._log = told, log
+        self._meet(num_workers)
+
+    def _meet(self, num_workers: int) -> None:
+        self.clock = StalenessClock(num_workers, self.settings.staleness)
         self._staged: dict[int, Iteration] = {}
         self._rounds: dict[int, dict[int, Iteration]] = {}  # by clock and worker: finished and not applied
         self._totals: dict[int, dict[int, tuple[float, float]]] = {}  # loss and items by clock and worker, till told
-        self._read = [0] * num_workers  # version that each worker has read last
+        self._read = [self.version] * num_workers  # version that each worker has read last
         self._own: list[deque[int]] = [deque() for _ in range(num_workers)]  # versions that a worker's updates made
-        self._applied = self._complete = 0  # rounds
+        self._applied = self.num_complete = 0  # rounds; the latter have been told of
 
     @property
     def num_segments(self) -> int:
@@ -60,8 +63,19 @@ class Shard:
     def begin_at(self, clock: int) -> None:
         """All workers have finished so many iterations, before this shard came to be."""
         self.clock.begin_at(clock)
-        self._applied = self._complete = clock
+        self._applied = self.num_complete = clock
         self._write({"do": "load", "clock": clock})
+
+    def keep_workers(self, workers: Sequence[int]) -> None:
+        """The others are lost, these are 0, 1, ... from now on. Forgets what is not applied."""
+        step = self._applied if self.settings.gathers else min(self.clock.clocks[worker] for worker in workers)
+        self._meet(len(workers))
+        self._log = None
+        self.begin_at(step)
+
+    def speak_through(self, told: Callable[[int, float, float], None], log: Callable[[dict], None] | None) -> None:
+        """From now on."""
+        self._told, self._log = told, log
 
     # ---- what workers push
 
@@ -188,11 +202,11 @@ class Shard:
             except (TableError, ValueError) as error:
                 raise RankFailed(f"round {self._applied}: {error}") from None
             self._applied += 1
-        while self._complete < self.clock.min_clock:
-            totals = self._totals.pop(self._complete, {})
+        while self.num_complete < self.clock.min_clock:
+            totals = self._totals.pop(self.num_complete, {})
             loss, items = (sum(totals[worker][which] for worker in sorted(totals)) for which in (0, 1))
-            self._told(self._complete, loss, items)
-            self._complete += 1
+            self._told(self.num_complete, loss, items)
+            self.num_complete += 1
 
     def _apply_round(self, pushed: dict[int, Iteration]) -> None:
         """All iterations of one clock as one update."""

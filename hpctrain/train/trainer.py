@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config, early_stop_rule
 from hpctrain.plan.learning_rate import learning_rate
@@ -33,6 +35,7 @@ class Trainer:
         self.checkpoints: Checkpoints | None = None
         self.state = TrainState()
         self.resumed_from: int | None = None  # the step, of a run that went on
+        self.lost_ranks: list[int] = []  # of the launch, without which it went on
         self.longest_run = 1  # steps without an empty pipeline between them
         self.rate = partial(
             learning_rate,
@@ -58,6 +61,19 @@ class Trainer:
     def _finish_saving(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.finish()
+
+    def let_go(self) -> None:
+        """Nothing is under way any more, where another rank was lost: neither saved nor read ahead."""
+        self.executor.batches.close()
+        if self.checkpoints is not None:
+            self.checkpoints.give_up()
+
+    def forget(self) -> None:
+        """Frees what another trainer has taken over. Gradients stay, messages may still be on their way to them."""
+        if self.executor.optimizer is not None:
+            self.executor.optimizer.state.clear()
+        for parameter in self.executor.stage.named_parameters().values():
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
 
     def _train(self) -> None:
         state = self.state
@@ -109,6 +125,7 @@ class Trainer:
         return {
             "steps": state.step,
             "resumed_from": self.resumed_from,
+            "lost_ranks": self.lost_ranks,
             "stopped_early": state.stopped_early,
             "first_loss": state.first_loss,
             "final_loss": state.final_loss,

@@ -76,6 +76,7 @@ class Update:
         self.stepped: FlatGradients | OptimizerShard = gradients  # what the optimizer of this rank steps with
         self._looks = mesh.replica == 0  # all replicas hold the bits of the same sums, so one of them looks at them
         self.statistics = RunningStatistics(stage.named_layers(), mesh.data)
+        self.remembers = on_nan == "skip"  # what a step changes before it is agreed on
         self._parameters = list(stage.named_parameters().values())
         self.items_seen = 0.0  # by this replica, which its running statistics weigh by
         self.on_result: Callable[[StepResult], None] = lambda result: None
@@ -91,7 +92,7 @@ class Update:
     def begin(self, step: int) -> None:
         """What comes next belongs to `step` (from 0)."""
         self.step_number = step
-        if self.on_nan == "skip":
+        if self.remembers:
             self.statistics.remember()
         self.gradients.zero()
         self._agreement.clear()
@@ -104,6 +105,18 @@ class Update:
 
     def begin_at(self, step: int) -> None:
         """So many steps were made before this rank began."""
+
+    def read_again(self, step: int) -> None:
+        """What servers hold after so many steps. Collective with the other workers."""
+
+    def num_made(self, num_told: int) -> int:
+        """Steps that are in the weights of this rank; of `num_told` it has heard the result."""
+        return num_told
+
+    def forget_step(self) -> None:
+        """The one that was begun and is not made, where it `remembers`."""
+        if self.remembers:
+            self.statistics.restore()
 
     def run(self, first: int, stop: int) -> None:
         """Steps from `first` to before `stop` come next."""

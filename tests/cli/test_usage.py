@@ -108,3 +108,15 @@ def test_a_switch_that_is_neither_0_nor_1_is_refused(env):
 def test_the_switch_makes_separate_copies_on_purpose(env):
     said = say(0, {**env, "SLURM_STEP_NUM_TASKS": 4, "SLURM_PROCID": 2, "HPCTRAIN_MPI": "0"}, "--steps", "0")
     assert said == ["hpctrain: --steps: expected a whole number >= 1, got 0"]
+
+
+def test_where_mpi_ends_with_a_lost_rank_to_go_on_without_it_is_refused(env, tmp_path):
+    (line,) = say(2, env, "--on-rank-loss", "continue", "--run-dir", tmp_path / "run")
+    assert line.startswith("[rank 0] hpctrain: --on-rank-loss continue: needs ") and "mpirun --with-ft ulfm" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("other", (["--stages", "2"], ["--shard-optimizer"], ["--allreduce", "windows"]))
+def test_what_a_lost_rank_takes_along_is_refused(env, other):
+    (line,) = say(0, env, "--on-rank-loss", "continue", *other)
+    assert line.startswith("hpctrain: --on-rank-loss continue: ") and f"leave {' '.join(other)} out" in line

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.comm.environment import announced
@@ -32,13 +32,13 @@ class Clock:
 
 
 class Job:
-    """`mpirun -n N argv...`, both of its streams into the file `output`; to be closed by `with`."""
+    """`mpirun flags -n N argv...`, both of its streams into the file `output`; to be closed by `with`."""
 
-    def __init__(self, ranks: int, argv, output: Path):
+    def __init__(self, ranks: int, argv, output: Path, flags: Sequence[str] = ()):
         self.mark, self.output, self.number = new_mark(), output, ranks
         with output.open("wb") as file:
             self.process = subprocess.Popen(
-                [*mpirun(), "-n", str(ranks), *map(str, argv)],
+                [*mpirun(), *flags, "-n", str(ranks), *map(str, argv)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,86 @@
+"""What ranks that lost others go on from: the state after the last step that all who are left agree on, from memory.
+
+Where workers step, they all hold the same weights: one of them may have made a step that the others have not heard of
+yet, and then its state is everybody's. Where servers step, they hold the weights; what was pushed to them beyond the
+last step that is whole on all of them counts, and the rows of that step are trained on again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpctrain.comm.mesh import Mesh
+from hpctrain.plan.program import NOTHING
+from hpctrain.train.checkpoint_pieces import DTYPES
+from hpctrain.train.errors import on_first
+from hpctrain.train.served_state import ask_servers
+from hpctrain.train.train_state import TrainState
+
+if TYPE_CHECKING:
+    from hpctrain.train.trainer import Trainer
+
+Tensors = dict[str, torch.Tensor]
+OWN = ("buffers", "feedback")  # what each replica has for itself
+
+
+def regain(old: "Trainer", new: "Trainer") -> TrainState:
+    """`new` takes over what `old`, of the ranks before, has come to. Collective over the ranks of `new`, with servers
+    that answer.
+    """
+    mesh, update = new.mesh, new.executor.update
+    if update.steps:
+        made = mesh.world.all_gather_json(old.executor.update.num_made(old.state.step))
+        step = max(made)
+        if made[mesh.rank] == step:
+            old.executor.update.forget_step()
+        tensors = _everybodys(_held(old, mesh.replica), made.index(step), mesh, is_needed=min(made) < step)
+    else:
+        tensors = _held(old, mesh.replica)
+        stands = on_first(mesh.world, lambda: ask_servers(update.client, {"do": "stand"}))
+        step = min(each["step"] for each in stands)
+    new.checkpoints.state.prepare(tensors)()
+    if update.served != NOTHING:
+        on_first(mesh.world, lambda: ask_servers(update.client, {"do": "begin", "clock": step}))
+    update.begin_at(step)
+    update.read_again(step)
+    update.items_seen = old.executor.update.items_seen
+    new.resumed_from = old.resumed_from
+    new.checkpoints.count_on_from(old.checkpoints)
+    return _state_at(step, old, mesh)
+
+
+def _held(old: "Trainer", replica: int) -> Tensors:
+    """All that this rank has, under the number that it has as a replica now."""
+    found = {}
+    for piece in old.checkpoints.state.pieces(all_of_them=True):
+        kind, _, rest = piece.key.partition("/")
+        key = f"{kind}/{replica}/{rest.partition('/')[2]}" if kind in OWN else piece.key
+        found[key] = piece.values.detach().reshape(piece.shape)
+    return found
+
+
+def _everybodys(held: Tensors, leader: int, mesh: Mesh, is_needed: bool) -> Tensors:
+    """What is not a replica's own as the leader has it. Collective."""
+    if not is_needed:
+        return held
+    own = {key: each for key, each in held.items() if key.startswith(OWN)}
+    shared = {key: each for key, each in held.items() if key not in own}
+    described = [[key, str(each.dtype).removeprefix("torch."), list(each.shape)] for key, each in shared.items()]
+    for key, dtype, shape in mesh.world.broadcast_json(described, leader):
+        is_own = mesh.rank == leader
+        own[key] = shared[key].contiguous() if is_own else torch.empty(shape, dtype=DTYPES[dtype])
+        mesh.world.broadcast(own[key], leader)
+    return own
+
+
+def _state_at(step: int, old: "Trainer", mesh: Mesh) -> TrainState:
+    """As rank 0 has counted, of `step`."""
+
+    def told() -> Mapping:
+        state, count = old.state, old.executor.batches.sampler.num_rows_of
+        rows = state.rows + sum(map(count, range(state.step, step))) - sum(map(count, range(step, state.step)))
+        return replace(state, step=step, rows=rows).told()
+
+    return TrainState(**on_first(mesh.world, told))

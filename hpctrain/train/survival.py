@@ -1,0 +1,154 @@
+"""A run that goes on without the ranks that it loses: those that are left come together again, and train on.
+
+Whoever is lost takes nothing along that others do not have: replicas hold the same weights, and servers hold those that
+workers push to. So nothing is saved for it and nothing read again. The ranks that are left build themselves anew, as
+many as they are, from what they hold of the last step that all agree on (regain.py), and share out the rows of the next
+one. A lost server, which held what nobody else has, ends the run with code 77; its checkpoints are there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.comm import abort
+from hpctrain.comm.group import Group
+from hpctrain.comm.mesh import duplicate
+from hpctrain.comm.progress import Progress
+from hpctrain.comm.survivors import Survivors, is_loss
+from hpctrain.config import UsageError
+from hpctrain.report.streams import PrefixedStream
+from hpctrain.train.resume import Start
+from hpctrain.train.run_folder import alone_in
+
+if TYPE_CHECKING:
+    from hpctrain.report.recorder import Recorder
+    from hpctrain.train.shard import Shard
+    from hpctrain.train.train_state import TrainState
+    from hpctrain.train.trainer import Trainer
+
+LOST = 77  # exit code of a run that lost a rank which it cannot do without
+
+
+class Survival:
+    """Of a launch on `comm`, of whose ranks the last `num_servers` serve. Collective.
+
+    `trainer`: what this worker has come to, `shard`: what this server has; None until it has something.
+    """
+
+    def __init__(self, comm, num_servers: int):
+        self.survivors, self._num_servers = Survivors(comm), num_servers
+        self.trainer: Trainer | None = None
+        self.recorder: Recorder | None = None  # of rank 0
+        self.shard: Shard | None = None
+        self.lost: list[int] = []  # by the numbers of the launch
+        self._serves = [rank >= comm.size - num_servers for rank in range(comm.size)]
+        self._holds_folder = comm.rank == 0
+        self._kept: list = []  # errors, whose frames hold the memory of messages that may still be on their way
+
+    def progress(self) -> Progress:
+        """One that tells of a loss, whatever is waited for."""
+        progress = Progress()
+        progress.add(self.survivors)
+        return progress
+
+    def regain(self, trainer: Trainer) -> TrainState:
+        """What the ranks that are left had come to is what `trainer` goes on from. Collective."""
+        from hpctrain.train.regain import regain
+
+        state = regain(self.trainer, trainer)
+        if trainer.mesh.rank == 0:
+            print(f"goes on from step {state.step}, which all ranks that are left have in memory", flush=True)
+        return state
+
+    def protect(self, trainer: Trainer) -> None:
+        """From here on what this worker has come to outlives the loss of others."""
+        before, self.trainer = self.trainer, trainer
+        trainer.executor.update.remembers, trainer.lost_ranks = True, list(self.lost)
+        if before is not None:
+            before.forget()
+
+    def run(self, carry_out: Callable[[Any, Start], int], folder: Path, start: Start, held: ExitStack) -> int:
+        """Calls `carry_out` with a communicator of the ranks that are there, until all of them come out of it with the
+        exit code. Rank 0 holds the folder of the run.
+        """
+        start = replace(start, survival=self)
+        while True:
+            code = None
+            try:
+                code = carry_out(self.survivors.comm, start)
+            except RuntimeError as error:
+                if not is_loss(error):
+                    raise
+                self._kept.append(error)
+            if self.survivors.all_finished(code is not None):
+                return code
+            self._let_go()
+            while not self._come_together():
+                pass
+            self._tell()
+            if sum(self._serves) < self._num_servers or all(self._serves):
+                return self._give_up(folder)
+            if self.survivors.comm.rank == 0 and not self._holds_folder:
+                self._hold(folder, held)
+            start = replace(start, folder=folder)
+
+    def _hold(self, folder: Path, held: ExitStack) -> None:
+        """A file system that has not noticed yet who was lost is no reason to end."""
+        self._holds_folder = True
+        try:
+            held.enter_context(alone_in(folder))
+        except UsageError as error:
+            print(f"note: {error}", file=sys.stderr)
+
+    def _let_go(self) -> None:
+        """Of what was under way, but for the messages."""
+        if self.recorder is not None:
+            self.recorder.close()
+        if self.trainer is not None:
+            self.trainer.let_go()
+        self.recorder = None
+
+    def _come_together(self) -> bool:
+        """False where another rank was lost meanwhile."""
+        before = self.survivors.launched_as
+        left = self.survivors.shrink()
+        abort.go_on_with(self.survivors.comm)
+        self.lost += [before[rank] for rank in range(len(before)) if rank not in left]
+        workers = [rank for rank in left if not self._serves[rank]]
+        self._serves = [self._serves[rank] for rank in left]
+        if self.shard is not None and workers:
+            self.shard.keep_workers(workers)
+        try:
+            group = Group(duplicate(self.survivors.comm), self.progress())
+            known = group.all_gather_json(self.trainer is not None or self.shard is not None)
+        except RuntimeError as error:
+            if not is_loss(error):
+                raise
+            self._kept.append(error)
+            return False
+        if not all(known):  # some had not begun: the run begins again, from its checkpoint where it had one
+            self.trainer = self.shard = None
+        return True
+
+    def _give_up(self, folder: Path) -> int:
+        if self.survivors.comm.rank == 0:
+            who = "all workers are" if all(self._serves) else "a server, which held what no other rank has, is"
+            goes = f"--resume auto --run-dir {folder} goes on from what was saved"
+            print(f"hpctrain: {who} lost; {goes}", file=sys.stderr)
+        return LOST
+
+    def _tell(self) -> None:
+        """Who is lost, and what the others are called from here on."""
+        rank, names = self.survivors.comm.rank, self.survivors.launched_as
+        if isinstance(sys.stderr, PrefixedStream):
+            sys.stderr.prefix = f"[rank {rank}]"
+        if rank == 0:
+            lost, left = (", ".join(map(str, each)) for each in (self.lost, names))
+            number = f"ranks 0 to {len(names) - 1} are" if len(names) > 1 else "rank 0 is"
+            word = "ranks" if len(self.lost) > 1 else "rank"
+            print(f"note: lost {word} {lost} of the launch; {number} what was {left} there", file=sys.stderr)
