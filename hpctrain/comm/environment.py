@@ -97,8 +97,14 @@ def vendor(library_version: str) -> str:
 
 def mpi_library_path() -> str | None:
     """The MPI library that this process has loaded, None where it has not (or where /proc is missing)."""
-    paths = (line.split()[-1] for line in _lines("/proc/self/maps") if "/" in line)
-    return next((path for path in paths if Path(path).name.startswith(("libmpi.", "libmpich.", "libmpi_"))), None)
+    names = ("libmpi.", "libmpich.", "libmpi_")
+    paths = (path for path in libraries_loaded() if Path(path).name.startswith(names))
+    return next((path for path in paths if "libmpi_gtl" not in path), None)  # Cray's link to devices is no MPI
+
+
+def libraries_loaded() -> list[str]:
+    """The files that are mapped into this process."""
+    return list(dict.fromkeys(line.split()[-1] for line in _lines("/proc/self/maps") if "/" in line))
 
 
 def cores_allowed() -> list[int]:
