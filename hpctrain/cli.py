@@ -36,7 +36,10 @@ COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
         "hpctrain.launch.supervise",
     ),
     "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
-    "doctor": ("what MPI, ranks and machine make of each other", "hpctrain.tools.doctor"),
+    "doctor": (
+        "what MPI, ranks, GPUs and machine make of each other: doctor [--require cuda] [flags of train]",
+        "hpctrain.tools.doctor",
+    ),
 }
 
 

@@ -506,4 +506,25 @@ CASES = [
             f"{SUBMIT}::test_where_the_job_cannot_be_queued_again_a_line_says_what_can_be_done",
         ),
     ),
+    # gpu
+    Case(
+        "G03",
+        "the device is chosen by the rank in the world",
+        (
+            "tests/plan/test_devices.py::test_who_takes_which",
+            "tests/plan/test_devices.py::test_the_choice_of_four_local_ranks",
+            "tests/plan/test_devices.py::test_ranks_that_share_a_device_are_named",
+            "tests/comm/test_devices.py::test_a_process_takes_numbers_of_what_it_sees",
+            "tests/comm/test_devices.py::test_one_id_for_each_process_is_number_0_of_every_one",
+        ),
+    ),
+    Case(
+        "G06",
+        "one rank has a device, another none",
+        (
+            "tests/plan/test_devices.py::test_ranks_that_differ_are_named_with_their_hosts",
+            "tests/tools/test_gpu_diagnosis.py::test_a_finding",
+        ),
+        "doctor finds it; training uses no devices yet",
+    ),
 ]

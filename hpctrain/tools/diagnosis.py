@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpctrain.comm.environment import library_name, threads_per_rank, vendor
+from hpctrain.tools.gpu_diagnosis import gpu_findings, gpu_table
 
 LITTLE_SHARED_MEMORY = 64 << 20  # bytes a rank; MPI moves messages inside a node through it
 FEW_FILES = 256
 INSTALL_MPI = 'pip install "hpctrain[mpi]"; on a cluster: load its MPI, then pip install --no-binary=mpi4py mpi4py'
 
-Finding = tuple[str, str, str]  # "problem" (training stops) or "warning" (it is slower or alone), what, cure
+# "problem" (training stops, or what is required is not there) or "warning" (it is slower or alone), what, cure
+Finding = tuple[str, str, str]
 
 
-def report(ranks: list[dict], mpi: dict) -> list[str]:
+def report(ranks: list[dict], mpi: dict, cuda_required: bool = False) -> list[str]:
     """All lines to print: the table, then each finding with its cure."""
-    lines = [f"{name:<18}{value}" for name, value in table(ranks, mpi)]
-    found = findings(ranks, mpi)
+    rows = table(ranks, mpi)
+    width = max(18, 2 + max(len(name) for name, _ in rows))
+    lines = [f"{name:<{width}}{value}" for name, value in rows]
+    found = findings(ranks, mpi, cuda_required)
     for kind, what, cure in found:
         lines += ["", f"{kind}: {what}", f"  -> {cure}"]
     return [*lines, "", f"{len(found)} to look at" if found else "nothing to complain about"]
@@ -43,12 +47,14 @@ def table(ranks: list[dict], mpi: dict) -> list[tuple[str, str]]:
         ("shared memory", f"{_megabytes(min(rank['shared_memory_free'] or 0 for rank in ranks))} free"),
         ("open files", f"at most {min(rank['open_files'] for rank in ranks)}"),
         ("runs go to", ranks[0]["run_dir"]),
+        *gpu_table(ranks, mpi["cuda_aware"]),
     ]
 
 
-def findings(ranks: list[dict], mpi: dict) -> list[Finding]:
-    """Everything that is wrong or unusual."""
-    return [*_mpi_findings(mpi), *_folder_findings(ranks), *_host_findings(ranks)]
+def findings(ranks: list[dict], mpi: dict, cuda_required: bool = False) -> list[Finding]:
+    """Everything that is wrong or unusual; `cuda_required`: also a rank that trains and has no device."""
+    found = [*_mpi_findings(mpi), *_folder_findings(ranks), *_host_findings(ranks)]
+    return [*found, *gpu_findings(ranks, mpi["cuda_aware"], cuda_required)]
 
 
 def exit_code(found: list[Finding]) -> int:

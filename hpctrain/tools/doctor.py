@@ -21,40 +21,60 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.comm import environment
-from hpctrain.config import parse
+from hpctrain.config import Parser, parse
 from hpctrain.tools.diagnosis import exit_code, findings, report
+from hpctrain.tools.gpus import gpu_facts, mpi_answers
 
 LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD", "PRTE_", "HYDI_")
 LOAD_MPI = """
 import json
 from mpi4py import MPI
 from hpctrain.comm.environment import mpi_library_path
-print(json.dumps([MPI.Get_library_version(), mpi_library_path(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE]))
+from hpctrain.tools.gpus import mpi_answers
+facts = [MPI.Get_library_version(), mpi_library_path(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE]
+print(json.dumps([*facts, mpi_answers(MPI.COMM_WORLD)]))
 """
 
 
+def parser() -> Parser:
+    top = Parser("hpctrain doctor", add_help=False, allow_abbrev=False)
+    text = "end with code 1 where a rank that trains has no device, or torch cannot use it"
+    top.add_argument("--require", choices=("cuda",), metavar="cuda", help=text)
+    top.epilog = "also the flags of train, such as --run-dir and --servers"
+    return top
+
+
 def run(argv: list[str], world) -> int:
-    """Prints facts, problems and their cures. Returns 0, 1 when a problem stops training, 2 for a wrong command line.
+    """Prints facts, problems and their cures. Returns 0, 1 when a problem stops training or what is required is not
+    there, 2 for a wrong command line.
 
     `argv` may hold any flag of training. `world` is an mpi4py communicator, None where no MPI was started. Collective.
     """
     try:
-        run_dir = parse(argv)[0].run_dir or "runs"
+        flags, rest = parser().parse_known_args(argv)
+        config = parse(rest)[0]
     except ValueError as error:
         if world is None or world.rank == 0:
             print(f"hpctrain doctor: {error}", file=sys.stderr)
         return 2
+    run_dir, required = config.run_dir or "runs", flags.require is not None
     if world is not None:
-        return _run_together(run_dir, world)
+        return _run_together(run_dir, config.servers, required, world)
     mpi = mpi_alone()
     first = environment.announced(os.environ).rank in (None, 0)
-    return _tell([rank_facts(run_dir)], mpi) if first else 0
+    return _tell([rank_facts(run_dir)], mpi, required) if first else 0
 
 
-def rank_facts(run_dir: str) -> dict:
-    """What one rank knows about its host (bytes, numbers of cores and files), as JSON can hold it."""
+def rank_facts(run_dir: str, node: int = 0, is_server: bool = False) -> dict:
+    """What one rank knows about its host (bytes, numbers of cores and files), as JSON can hold it.
+
+    `node` is the same on ranks that share memory.
+    """
     return {
         "host": socket.gethostname(),
+        "node": node,
+        "is_server": is_server,
+        "gpu": gpu_facts(os.environ, is_server),
         "cores": environment.cores_allowed(),
         "shared_memory_free": environment.shared_memory_free(),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -71,11 +91,12 @@ def mpi_facts(**changes) -> dict:
     unknown = dict.fromkeys(("library", "library_path", "thread_multiple", "mpirun_vendor", "error", "world_error"))
     switch = os.environ.get(environment.SWITCH)
     launcher = environment.announced(os.environ).launcher + (f", but {environment.SWITCH}={switch}" if switch else "")
-    return {"versions": versions, "launcher": launcher, "mpirun": _mpirun(), **unknown, **changes}
+    facts = {"versions": versions, "launcher": launcher, "mpirun": _mpirun(), "cuda_aware": [None], **unknown}
+    return {**facts, **changes}
 
 
-def mpi_running(world) -> dict:
-    """Facts of the MPI that this process is part of."""
+def mpi_running(world, answers: list) -> dict:
+    """Facts of the MPI that this process is part of; `answers` of every rank to whether it is CUDA-aware."""
     from mpi4py import MPI
 
     library = MPI.Get_library_version()
@@ -84,6 +105,7 @@ def mpi_running(world) -> dict:
         library_path=environment.mpi_library_path(),
         thread_multiple=MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
         world_error=_refusal(environment.check_world, world.size, library),
+        cuda_aware=answers,
     )
 
 
@@ -92,7 +114,7 @@ def mpi_alone() -> dict:
     if _version("mpi4py") is None:
         return mpi_facts()
     try:
-        library, path, multiple = json.loads(_output([sys.executable, "-c", LOAD_MPI]).splitlines()[-1])
+        library, path, multiple, answers = json.loads(_output([sys.executable, "-c", LOAD_MPI]).splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return mpi_facts(error=_reason(error))
     return mpi_facts(
@@ -101,6 +123,7 @@ def mpi_alone() -> dict:
         thread_multiple=multiple,
         mpirun_vendor=_mpirun_vendor(),
         world_error=_refusal(environment.check_launcher, library),
+        cuda_aware=[answers],
     )
 
 
@@ -116,18 +139,22 @@ def write_error(folder: Path) -> str | None:
     return None
 
 
-def _tell(ranks: list[dict], mpi: dict) -> int:
-    print("\n".join(report(ranks, mpi)))
-    return exit_code(findings(ranks, mpi))
+def _tell(ranks: list[dict], mpi: dict, required: bool) -> int:
+    print("\n".join(report(ranks, mpi, required)))
+    return exit_code(findings(ranks, mpi, required))
 
 
-def _run_together(run_dir: str, world) -> int:
+def _run_together(run_dir: str, num_servers: int, required: bool, world) -> int:
     from hpctrain.comm.group import Group
     from hpctrain.comm.mesh import duplicate
+    from hpctrain.comm.shared_memory import name_of_node
 
     group = Group(duplicate(world))
-    ranks = group.gather_json(rank_facts(run_dir))
-    code = group.broadcast_json(_tell(ranks, mpi_running(world)) if ranks is not None else None)
+    is_server = world.rank > 0 and world.rank >= world.size - num_servers
+    ranks = group.gather_json(rank_facts(run_dir, name_of_node(), is_server))
+    answers = group.gather_json(mpi_answers(world))
+    told = None if ranks is None else _tell(ranks, mpi_running(world, answers), required)
+    code = group.broadcast_json(told)
     group.close()
     return code
 

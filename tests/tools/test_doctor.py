@@ -7,10 +7,14 @@ import pytest
 from hpctrain.tools.diagnosis import exit_code, findings, report
 from hpctrain.tools.doctor import _reason, mpi_facts, rank_facts, write_error
 from tests.harness.launch import run_python
+from tests.tools.gpu_facts import NO_GPU, NOT_AWARE
 
 GIB = 1 << 30
 RANK = {
     "host": "n1",
+    "node": 1,
+    "is_server": False,
+    "gpu": NO_GPU,
     "cores": list(range(8)),
     "shared_memory_free": 16 * GIB,
     "open_files": 4096,
@@ -28,6 +32,7 @@ MPI = {
     "launcher": "mpirun of MPICH",
     "mpirun": "/bin/mpirun",
     "mpirun_vendor": None,
+    "cuda_aware": [NOT_AWARE],
 }
 NO_MPI = {**MPI, "library": None, "library_path": None, "thread_multiple": None, "mpirun": None}
 CASES = {
@@ -98,3 +103,9 @@ def test_a_wrong_flag_is_one_line():
     result = run_python("-m", "hpctrain", "doctor", "--run-dri", "x", timeout=60)
     assert result.returncode == 2, result
     assert result.stderr.count("\n") == 1 and "--run-dri" in result.stderr
+
+
+def test_a_wrong_switch_is_a_problem():
+    result = run_python("-m", "hpctrain", "doctor", timeout=60, env={"HPCTRAIN_CUDA_AWARE": "2"})
+    assert result.returncode == 1, result
+    assert result.stdout.count("problem: ") == 1 and "problem: HPCTRAIN_CUDA_AWARE=2: it is 0 " in result.stdout, result

@@ -1,0 +1,69 @@
+"""What a rank knows about CUDA: its devices, torch, CuPy, what the job was given, and whether MPI takes device memory.
+
+torch is loaded only where it was built with CUDA and the driver shows devices: elsewhere its answer is known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+from hpctrain.comm import cuda_aware
+from hpctrain.comm.devices import visible_devices
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL")
+
+
+def gpu_facts(environ: Mapping[str, str], is_server: bool) -> dict:
+    """Of one rank, as JSON can hold it."""
+    devices, no_device = ([], "a server takes none") if is_server else visible_devices()
+    built = torch_cuda()
+    return {
+        "devices": devices,
+        "no_device": no_device,
+        "torch_cuda": built,
+        "torch_devices": _torch_devices() if built and devices else 0,
+        "cupy": sorted(f"{each.name} {each.version}" for each in distributions() if each.name.startswith("cupy")),
+        "variables": {name: value for name, value in environ.items() if _concerns_devices(name)},
+    }
+
+
+def mpi_answers(comm) -> list | str:
+    """Every layer's answer to whether MPI is CUDA-aware; a line where what the user says cannot be understood."""
+    try:
+        return cuda_aware.ask(comm)
+    except ValueError as error:
+        return str(error)
+
+
+def torch_cuda() -> str | None:
+    """The CUDA that torch was built with, as its file version.py says; None: none, or no torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text())
+    except (OSError, SyntaxError):
+        return None
+    for node in tree.body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+def _torch_devices() -> int | str:
+    """How many devices torch sees, or why it cannot be asked."""
+    try:
+        import torch
+
+        return torch.cuda.device_count()
+    except (ImportError, OSError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+
+
+def _concerns_devices(name: str) -> bool:
+    return name in VARIABLES or (name.startswith("SLURM_") and "GPU" in name)
