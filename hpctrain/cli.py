@@ -37,7 +37,7 @@ COMMANDS = {  # what it is for, and the module that has its run(argv, comm)
     ),
     "files": ("the job scripts that come with the package: files [FOLDER]", "hpctrain.tools.files"),
     "doctor": (
-        "what MPI, ranks, GPUs and machine make of each other: doctor [--require cuda] [flags of train]",
+        "what MPI, ranks, GPUs and machine make of each other: doctor [--require cuda] [--prove]",
         "hpctrain.tools.doctor",
     ),
 }

@@ -47,14 +47,14 @@ def table(ranks: list[dict], mpi: dict) -> list[tuple[str, str]]:
         ("shared memory", f"{_megabytes(min(rank['shared_memory_free'] or 0 for rank in ranks))} free"),
         ("open files", f"at most {min(rank['open_files'] for rank in ranks)}"),
         ("runs go to", ranks[0]["run_dir"]),
-        *gpu_table(ranks, mpi["cuda_aware"]),
+        *gpu_table(ranks, mpi),
     ]
 
 
 def findings(ranks: list[dict], mpi: dict, cuda_required: bool = False) -> list[Finding]:
     """Everything that is wrong or unusual; `cuda_required`: also a rank that trains and has no device."""
     found = [*_mpi_findings(mpi), *_folder_findings(ranks), *_host_findings(ranks)]
-    return [*found, *gpu_findings(ranks, mpi["cuda_aware"], cuda_required)]
+    return [*found, *gpu_findings(ranks, mpi, cuda_required)]
 
 
 def exit_code(found: list[Finding]) -> int:

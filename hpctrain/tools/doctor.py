@@ -11,7 +11,6 @@ import os
 import platform
 import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,11 +20,12 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.comm import environment
-from hpctrain.config import Parser, parse
+from hpctrain.config import Parser, UsageError, parse
 from hpctrain.tools.diagnosis import exit_code, findings, report
 from hpctrain.tools.gpus import gpu_facts, mpi_answers
+from hpctrain.tools.outside import output, reason
+from hpctrain.tools.proof import prove
 
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD", "PRTE_", "HYDI_")
 LOAD_MPI = """
 import json
 from mpi4py import MPI
@@ -40,6 +40,8 @@ def parser() -> Parser:
     top = Parser("hpctrain doctor", add_help=False, allow_abbrev=False)
     text = "end with code 1 where a rank that trains has no device, or torch cannot use it"
     top.add_argument("--require", choices=("cuda",), metavar="cuda", help=text)
+    text = "have two ranks exchange device memory, in a job of their own; without mpirun"
+    top.add_argument("--prove", action="store_true", help=text)
     top.epilog = "also the flags of train, such as --run-dir and --servers"
     return top
 
@@ -53,6 +55,8 @@ def run(argv: list[str], world) -> int:
     try:
         flags, rest = parser().parse_known_args(argv)
         config = parse(rest)[0]
+        if flags.prove and world is not None:
+            raise UsageError("--prove: it starts two ranks of its own; leave out mpirun, on a host with a device")
     except ValueError as error:
         if world is None or world.rank == 0:
             print(f"hpctrain doctor: {error}", file=sys.stderr)
@@ -61,8 +65,12 @@ def run(argv: list[str], world) -> int:
     if world is not None:
         return _run_together(run_dir, config.servers, required, world)
     mpi = mpi_alone()
-    first = environment.announced(os.environ).rank in (None, 0)
-    return _tell([rank_facts(run_dir)], mpi, required) if first else 0
+    if environment.announced(os.environ).rank not in (None, 0):
+        return 0
+    facts = rank_facts(run_dir)
+    if flags.prove:
+        mpi["proof"] = prove(facts["gpu"], mpi)
+    return _tell([facts], mpi, required)
 
 
 def rank_facts(run_dir: str, node: int = 0, is_server: bool = False) -> dict:
@@ -88,11 +96,11 @@ def mpi_facts(**changes) -> dict:
     """The software around a run: versions, launcher, mpirun, and of the MPI library what `changes` brings."""
     versions = {"hpctrain": hpctrain.__version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in ("numpy", "torch", "mpi4py")}
-    unknown = dict.fromkeys(("library", "library_path", "thread_multiple", "mpirun_vendor", "error", "world_error"))
+    known_later = ("library", "library_path", "thread_multiple", "mpirun_vendor", "error", "world_error", "proof")
     switch = os.environ.get(environment.SWITCH)
     launcher = environment.announced(os.environ).launcher + (f", but {environment.SWITCH}={switch}" if switch else "")
-    facts = {"versions": versions, "launcher": launcher, "mpirun": _mpirun(), "cuda_aware": [None], **unknown}
-    return {**facts, **changes}
+    facts = {"versions": versions, "launcher": launcher, "mpirun": _mpirun(), "cuda_aware": [None]}
+    return {**facts, **dict.fromkeys(known_later), **changes}
 
 
 def mpi_running(world, answers: list) -> dict:
@@ -114,9 +122,9 @@ def mpi_alone() -> dict:
     if _version("mpi4py") is None:
         return mpi_facts()
     try:
-        library, path, multiple, answers = json.loads(_output([sys.executable, "-c", LOAD_MPI]).splitlines()[-1])
+        library, path, multiple, answers = json.loads(output([sys.executable, "-c", LOAD_MPI]).splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return mpi_facts(error=_reason(error))
+        return mpi_facts(error=reason(error))
     return mpi_facts(
         library=library,
         library_path=path,
@@ -183,23 +191,6 @@ def _mpirun() -> str | None:
 
 def _mpirun_vendor() -> str | None:
     try:
-        return environment.vendor(_output([_mpirun(), "--version"])) if _mpirun() else None
+        return environment.vendor(output([_mpirun(), "--version"])) if _mpirun() else None
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _output(command: list[str]) -> str:
-    """What a command prints, started outside of the launch that this process may be part of."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
-    root = str(Path(hpctrain.__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=env).stdout
-
-
-def _reason(error: Exception) -> str:
-    """The last line that the failed process wrote, or what happened to it."""
-    lines = (getattr(error, "stderr", None) or "").strip().splitlines()
-    code = getattr(error, "returncode", 0)
-    if code < 0:
-        return f"it died of {signal.Signals(-code).name}; a bus error means too little /dev/shm"
-    return lines[-1] if lines else str(error).splitlines()[0]

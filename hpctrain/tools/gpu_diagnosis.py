@@ -1,4 +1,4 @@
-"""What the facts of gpus.gpu_facts mean, with what layers say about MPI: rows of the doctor's table, and findings.
+"""What the facts of gpus.gpu_facts mean, with what layers and a proof say about MPI: rows of a table, and findings.
 
 Pure functions over plain data, as in diagnosis. Ranks that train come first, servers last.
 """
@@ -9,15 +9,19 @@ from collections.abc import Iterator
 
 from hpctrain.comm.cuda_aware import SWITCH, disagreement, verdict, word
 from hpctrain.plan import devices
+from hpctrain.tools.proof import Proof
 
 DIRECT = "direct: MPI takes device memory"
 STAGED = "staged through pinned host memory"
 HOST = "no device: host memory"
 
 
-def gpu_table(ranks: list[dict], answers: list) -> list[tuple[str, str]]:
-    """Rows as (name, value). `answers` of the layers by rank: a list, a line on what is wrong, None where no MPI is."""
-    first = ranks[0]["gpu"]
+def gpu_table(ranks: list[dict], mpi: dict) -> list[tuple[str, str]]:
+    """Rows as (name, value).
+
+    `mpi["cuda_aware"]` holds by rank the answers of all layers, a line on what is wrong, or None where no MPI is.
+    """
+    first, answers, proof = ranks[0]["gpu"], mpi["cuda_aware"], mpi["proof"]
     layers = answers[0] if isinstance(answers[0], list) else []
     names = sorted({name for rank in ranks for name in rank["gpu"]["variables"]})
     return [
@@ -27,22 +31,35 @@ def gpu_table(ranks: list[dict], answers: list) -> list[tuple[str, str]]:
         *_device_rows(ranks),
         ("CUDA-aware MPI", _aware(answers)),
         *((f"  {layer}", f"{word(says)}: {why}") for layer, says, why in layers),
+        *([] if proof is None else [("  proof", proof[1])]),
         ("path of gradients", path(ranks, answers)),
     ]
 
 
-def gpu_findings(ranks: list[dict], answers: list, required: bool) -> Iterator[tuple[str, str, str]]:
+def gpu_findings(ranks: list[dict], mpi: dict, required: bool) -> Iterator[tuple[str, str, str]]:
     """What is wrong or unusual, as in diagnosis; `required`: devices have to be there."""
-    workers, chosen = _workers(ranks), _chosen(ranks)
-    hosts = [rank["host"] for rank in workers]
+    yield from _aware_findings(mpi["cuda_aware"][: len(_workers(ranks))], mpi["proof"])
+    yield from _device_findings(_workers(ranks), required)
+
+
+def _aware_findings(answers: list, proof: Proof | None) -> Iterator[tuple[str, str, str]]:
     wrong = next((each for each in answers if isinstance(each, str)), None)
     if wrong:
         yield "problem", wrong, f"{SWITCH}=0 is always right, if slower"
-    known = [each for each in answers[: len(workers)] if isinstance(each, list)]
+    known = [each for each in answers if isinstance(each, list)]
     if line := next(filter(None, map(disagreement, known)), None):
         yield "warning", line, f"{SWITCH}=0 or {SWITCH}=1, once it is known"
     if len({verdict(each)[0] for each in known}) > 1:
         yield "warning", "MPI is CUDA-aware on some ranks only", "the same MPI library and variables on every host"
+    if known and proof and proof[0] not in (None, verdict(known[0])[0]):
+        if proof[0]:
+            yield "warning", "MPI takes device memory, though layers say no", f"{SWITCH}=1, if hosts can do so too"
+        else:
+            yield "problem", f"layers say that MPI takes device memory, and {proof[1]}", f"{SWITCH}=0"
+
+
+def _device_findings(workers: list[dict], required: bool) -> Iterator[tuple[str, str, str]]:
+    hosts, chosen = [rank["host"] for rank in workers], _chosen(workers)
     for line in devices.shared(hosts, [rank["gpu"]["devices"] for rank in workers], chosen):
         yield "warning", line, "start as many ranks on each host as it has devices"
     lacking = _lacking(workers)

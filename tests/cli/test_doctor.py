@@ -39,3 +39,8 @@ def test_a_device_that_is_required_and_missing_is_one_line():
 def test_what_else_is_required_is_refused():
     result, _ = doctor("--require", "tpu", env={})
     assert result.returncode == 2 and "--require" in result.stderr and result.stderr.count("hpctrain") == 1, result
+
+
+def test_a_proof_wants_no_mpirun():
+    result, _ = doctor("--prove", env={})
+    assert result.returncode == 2 and result.stderr.count("--prove: it starts two ranks of its own") == 1, result

@@ -5,7 +5,8 @@ import subprocess
 import pytest
 
 from hpctrain.tools.diagnosis import exit_code, findings, report
-from hpctrain.tools.doctor import _reason, mpi_facts, rank_facts, write_error
+from hpctrain.tools.doctor import mpi_facts, rank_facts, write_error
+from hpctrain.tools.outside import reason
 from tests.harness.launch import run_python
 from tests.tools.gpu_facts import NO_GPU, NOT_AWARE
 
@@ -33,6 +34,7 @@ MPI = {
     "mpirun": "/bin/mpirun",
     "mpirun_vendor": None,
     "cuda_aware": [NOT_AWARE],
+    "proof": None,
 }
 NO_MPI = {**MPI, "library": None, "library_path": None, "thread_multiple": None, "mpirun": None}
 CASES = {
@@ -88,8 +90,8 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path):
 
 def test_why_a_process_failed():
     raised = subprocess.CalledProcessError(1, "python", stderr="Traceback\nRuntimeError: no libmpi\n")
-    assert _reason(raised) == "RuntimeError: no libmpi"
-    assert "SIGSEGV" in _reason(subprocess.CalledProcessError(-11, "python", stderr=""))
+    assert reason(raised) == "RuntimeError: no libmpi"
+    assert "SIGSEGV" in reason(subprocess.CalledProcessError(-11, "python", stderr=""))
 
 
 def test_alone(tmp_path):
@@ -109,3 +111,8 @@ def test_a_wrong_switch_is_a_problem():
     result = run_python("-m", "hpctrain", "doctor", timeout=60, env={"HPCTRAIN_CUDA_AWARE": "2"})
     assert result.returncode == 1, result
     assert result.stdout.count("problem: ") == 1 and "problem: HPCTRAIN_CUDA_AWARE=2: it is 0 " in result.stdout, result
+
+
+def test_a_proof_without_a_device_is_not_made_and_says_so():
+    result = run_python("-m", "hpctrain", "doctor", "--prove", timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert result.returncode == 0 and "proof not made: " in " ".join(result.stdout.split()), result

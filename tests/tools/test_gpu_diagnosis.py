@@ -23,12 +23,16 @@ def ranks_with(*gpus, servers=0):
     return [{**RANK, "gpu": gpu, "is_server": number >= first} for number, gpu in enumerate(gpus)]
 
 
-def told(ranks, answers, required=False):
-    return list(gpu_findings(ranks, answers, required))
+def told(ranks, answers, required=False, proof=None):
+    return list(gpu_findings(ranks, {"cuda_aware": answers, "proof": proof}, required))
+
+
+def table(ranks, answers, proof=None):
+    return gpu_table(ranks, {"cuda_aware": answers, "proof": proof})
 
 
 def row(name, ranks, answers):
-    return dict(gpu_table(ranks, answers))[name]
+    return dict(table(ranks, answers))[name]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,8 @@ def test_the_path_of_gradients(gpus, answers, path):
 
 
 def test_the_table_shows_what_each_rank_would_take():
-    rows = gpu_table(ranks_with(TWO_GPUS, TWO_GPUS, SERVER, servers=1), [AWARE] * 3)
+    rows = table(ranks_with(TWO_GPUS, TWO_GPUS, SERVER, servers=1), [AWARE] * 3, proof=(True, "every element"))
+    assert ("  proof", "every element") in rows
     assert ("CUDA devices", "2 seen") in rows
     assert ("  n1", "rank 0: number 0 of 2; rank 1: number 1 of 2; rank 2: none, a server takes none") in rows
     assert ("SLURM_GPUS_ON_NODE", "ranks 0, 1: 2; rank 2: not set") in rows
@@ -93,6 +98,28 @@ def test_a_finding(gpus, answers, required, kind, words):
     found = told(ranks_with(*gpus), answers, required)
     assert len(found) == 1
     assert found[0][0] == kind and words in found[0][1] and found[0][2]
+
+
+@pytest.mark.parametrize(
+    "answers, proof, kind, words",
+    [
+        (
+            AWARE,
+            (False, "a rank ended by a segmentation fault"),
+            "problem",
+            "say that MPI takes device memory, and a rank",
+        ),
+        (NOT_AWARE, (True, "every element arrived"), "warning", "MPI takes device memory, though layers say no"),
+    ],
+)
+def test_a_proof_that_differs_from_what_layers_say(answers, proof, kind, words):
+    found = told(ranks_with(TWO_GPUS), [answers], proof=proof)
+    assert len(found) == 1 and found[0][0] == kind and words in found[0][1]
+
+
+@pytest.mark.parametrize("answers, proof", [(AWARE, (True, "")), (NOT_AWARE, (False, "")), (AWARE, (None, "not made"))])
+def test_a_proof_that_agrees_or_was_not_made_is_no_finding(answers, proof):
+    assert told(ranks_with(TWO_GPUS), [answers], proof=proof) == []
 
 
 def test_only_what_is_required_is_a_problem():
