@@ -516,6 +516,7 @@ CASES = [
             "tests/plan/test_devices.py::test_ranks_that_share_a_device_are_named",
             "tests/comm/test_devices.py::test_a_process_takes_numbers_of_what_it_sees",
             "tests/comm/test_devices.py::test_one_id_for_each_process_is_number_0_of_every_one",
+            "tests/cli/test_doctor.py::test_the_devices_of_ranks_and_who_shares_one",
         ),
     ),
     Case(
@@ -524,6 +525,7 @@ CASES = [
         (
             "tests/plan/test_devices.py::test_ranks_that_differ_are_named_with_their_hosts",
             "tests/tools/test_gpu_diagnosis.py::test_a_finding",
+            "tests/cli/test_doctor.py::test_a_rank_without_a_device_beside_one_with_a_device_is_named",
         ),
         "doctor finds it; training uses no devices yet",
     ),
