@@ -3,14 +3,14 @@
 A wrong yes ends a run by a segmentation fault, a wrong no costs a copy. So a layer that says less than "it has CUDA,
 and it is switched on" does not know, and what no layer knows is a no:
 
-- `mpi_memory_alloc_kinds` without cuda: kinds that nobody asked mpiexec for may be left out (MPI 4.1, 12.4.3), and
-  MPICH 4.2 knew none of devices.
-- MPIX_Query_cuda_support of Open MPI before 5.0 (open-mpi/ompi#7970) and of MVAPICH tells how it was built. That of
-  MPICH may fail an assertion, so MPIX_GPU_query_support comes first.
+- `mpi_memory_alloc_kinds` without cuda: kinds that nobody asked mpiexec for may be left out (MPI 4.1, 12.4.3), and the
+  first MPICH that had it knew none of devices (src/mpi/misc/memory_alloc_kinds.c).
+- MPIX_Query_cuda_support of Open MPI before 5.0 and of MVAPICH tells how it was built (open-mpi/ompi#7970). That of old
+  MPICH asserts what is false where it succeeds, so MPIX_GPU_query_support comes first.
 - Variables, each for the library that reads it. MPICH_GPU_SUPPORT_ENABLED of Cray MPICH is for the devices of that
-  libmpi_gtl_* which was linked (intro_mpi(3)); I_MPI_OFFLOAD may mean Level Zero unless I_MPI_OFFLOAD_MODE is cuda
-  (Intel MPI Developer Reference, GPU Support); MV2_USE_CUDA is 0 by default (MVAPICH2-GDR user guide), and
-  MVP_USE_CUDA in MVAPICH 3; opal_cuda_support is off in the builds of conda-forge.
+  libmpi_gtl_* which was linked (eth-cscs/cscs-docs#40); I_MPI_OFFLOAD may mean Level Zero unless I_MPI_OFFLOAD_MODE is
+  cuda (Intel MPI Developer Reference, GPU Support); MV2_USE_CUDA (MVAPICH2-GDR user guide) became MVP_USE_CUDA in
+  MVAPICH 3; opal_cuda_support is off in builds of conda-forge that have CUDA, as their notes say.
 """
 
 from __future__ import annotations

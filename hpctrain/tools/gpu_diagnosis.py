@@ -53,7 +53,11 @@ def _aware_findings(answers: list, proof: Proof | None) -> Iterator[tuple[str, s
         yield "warning", "MPI is CUDA-aware on some ranks only", "the same MPI library and variables on every host"
     if known and proof and proof[0] not in (None, verdict(known[0])[0]):
         if proof[0]:
-            yield "warning", "MPI takes device memory, though layers say no", f"{SWITCH}=1, if hosts can do so too"
+            yield (
+                "warning",
+                "MPI takes device memory, though layers do not say so",
+                f"{SWITCH}=1, if it does between hosts",
+            )
         else:
             yield "problem", f"layers say that MPI takes device memory, and {proof[1]}", f"{SWITCH}=0"
 

@@ -1,4 +1,4 @@
-"""The doctor under mpirun, with the MPI library of this environment, which is not CUDA-aware."""
+"""The doctor under mpirun, with the MPI library of this environment; that of a wheel is not CUDA-aware."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_train import MODULE, forbid
-from tests.harness.launch import run_mpi
+from tests.harness.launch import is_of_wheel, run_mpi
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 ONE_HIDDEN = """
@@ -39,7 +39,7 @@ def test_no_device_is_no_problem_and_torch_is_not_loaded(tmp_path):
     result, lines = doctor(env=forbid(tmp_path, "torch"))
     assert result.returncode == 0, result
     assert "path of gradients no device: host memory" in lines
-    assert [line for line in lines if line.startswith("CUDA-aware MPI no (library: MPIX_")], result
+    assert not is_of_wheel() or [line for line in lines if line.startswith("CUDA-aware MPI no (library: MPIX_")], result
     assert "CUDA_VISIBLE_DEVICES empty" in lines
 
 
@@ -47,7 +47,8 @@ def test_no_device_is_no_problem_and_torch_is_not_loaded(tmp_path):
 def test_the_switch_counts_and_a_library_that_disagrees_is_told(switch, line):
     result, lines = doctor(env={"HPCTRAIN_CUDA_AWARE": switch})
     assert result.returncode == 0 and [each for each in lines if each.startswith(line)], result
-    assert ("switch says yes (HPCTRAIN_CUDA_AWARE=1), library says no" in result.stdout) == (switch == "1"), result
+    disagree = "switch says yes (HPCTRAIN_CUDA_AWARE=1), library says no" in result.stdout
+    assert not is_of_wheel() or disagree == (switch == "1"), result
 
 
 def test_a_device_that_is_required_and_missing_is_one_line():
@@ -69,7 +70,8 @@ def test_a_proof_wants_no_mpirun():
 def test_the_devices_of_ranks_and_who_shares_one(two_devices):
     result, lines = doctor("--servers", "1", env=two_devices, n=4)
     assert result.returncode == 0, result
-    assert "CUDA devices 2 seen" in lines and "path of gradients staged through pinned host memory" in lines
+    assert "CUDA devices 2 seen" in lines, result
+    assert not is_of_wheel() or "path of gradients staged through pinned host memory" in lines, result
     rows = "ranks 0, 2: number 0 of 2; rank 1: number 1 of 2; rank 3: none, a server takes none"
     assert [line for line in lines if line.endswith(rows)], result
     assert [line for line in lines if "warning: " in line and "ranks 0, 2 share device GPU-64646464" in line], result

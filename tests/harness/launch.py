@@ -75,6 +75,11 @@ def mpirun() -> list[str]:
     return [program, "--oversubscribe"] if vendor(program) == "Open MPI" else [program]
 
 
+def is_of_wheel() -> bool:
+    """Whether that MPI came as a wheel, and not with the system: a wheel is not CUDA-aware."""
+    return Path(sys.executable).with_name("mpirun").exists()
+
+
 @functools.cache
 def vendor(program: str) -> str:
     """`Open MPI` or `MPICH`, by what `mpirun --version` says."""

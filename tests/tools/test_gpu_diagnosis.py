@@ -109,7 +109,7 @@ def test_a_finding(gpus, answers, required, kind, words):
             "problem",
             "say that MPI takes device memory, and a rank",
         ),
-        (NOT_AWARE, (True, "every element arrived"), "warning", "MPI takes device memory, though layers say no"),
+        (NOT_AWARE, (True, "every element arrived"), "warning", "MPI takes device memory, though layers do not say so"),
     ],
 )
 def test_a_proof_that_differs_from_what_layers_say(answers, proof, kind, words):
