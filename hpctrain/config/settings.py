@@ -13,7 +13,7 @@ from hpctrain.config.combinations import (
     early_stop_rule,
 )
 from hpctrain.config.servers import check_servers
-from hpctrain.config.values import UsageError, check_value, flag, flag_name
+from hpctrain.config.values import UsageError, check_task, check_value, flag, flag_name
 from hpctrain.plan.allreduce import CHOICES
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
@@ -204,6 +204,7 @@ class Config:
             value = getattr(self, each.name)
             if value is not None:
                 check_value(flag_name(each), value, each.type, each.metadata)
+        check_task(self.task)
         if self.lr_min > self.lr:
             raise UsageError(f"--lr-min {self.lr_min}: should be at most --lr {self.lr}")
         if self.early_stop is not None:

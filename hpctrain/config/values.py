@@ -6,6 +6,7 @@ import types
 from dataclasses import field
 from typing import Any, get_args
 
+TASKS = ("text", "images", "ratings")  # the built-in ones
 KIND_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -29,6 +30,15 @@ def flag(default: Any, help: str, **rules) -> Any:
 
 def flag_name(each: dataclasses.Field) -> str:
     return "--" + each.name.replace("_", "-")
+
+
+def check_task(name: str) -> None:
+    """UsageError for what can name no task, wherever it is to run."""
+    module, _, attribute = name.rpartition(":")
+    if name not in TASKS and not (module and attribute):
+        raise UsageError(
+            f"--task {name}: there is no such task; choose {', '.join(TASKS)}, FILE.py:Name or package.module:Name"
+        )
 
 
 def check_value(name: str, value: Any, kind: Any, rules) -> None:

@@ -38,7 +38,7 @@ def run(argv: list[str], world) -> int:
 def script_of(argv: list[str]) -> tuple[str, bool]:
     """The script that `argv` asks for, and whether it is only to be printed. UsageError."""
     own, flags = of_train.split(argv)
-    told = parser().parse(own)
+    told = of_train.parse_own(parser(), own)
     dry = told.pop("dry_run")
     job = Job(**{each.name: told[each.name] for each in dataclasses.fields(Job)})
     config = of_train.checked(flags, job.num_ranks)

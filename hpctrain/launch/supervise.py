@@ -26,6 +26,12 @@ MEANING = {
     LOST: ", a rank was lost",
 }
 ASKING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+OF_A_SIGNAL = {  # that ended a rank: its number by mpirun of MPICH, as a shell has it by that of Open MPI
+    **dict.fromkeys(
+        (signal.SIGKILL, 128 + signal.SIGKILL), ", as where a process was killed: most often memory ran out"
+    ),
+    **dict.fromkeys((signal.SIGBUS, 128 + signal.SIGBUS), ", as where shared memory ran out: /dev/shm is full"),
+}
 
 
 def run(argv: list[str], world) -> int:
@@ -36,7 +42,7 @@ def run(argv: list[str], world) -> int:
         return wrong_start("launch", world)
     own, flags = of_train.split(argv)
     try:
-        told = parser().parse(own)
+        told = of_train.parse_own(parser(), own)
         if told["n"] is None:
             raise UsageError("-n: say how many ranks to start, as in -n 8")
         config = of_train.checked(flags, told["n"])
@@ -55,7 +61,7 @@ def run(argv: list[str], world) -> int:
 def parser() -> Parser:
     usage = "hpctrain launch -n N [flags] -- [flags of train]"
     top = Parser("hpctrain launch", usage=usage, add_help=False, allow_abbrev=False)
-    top.add_argument("-n", type=at_least(1), metavar="N", help="ranks to start")
+    top.add_argument("-n", "-np", type=at_least(1), dest="n", metavar="N", help="ranks to start")
     restarts = "in a row without a new checkpoint, before it gives up (3)"
     top.add_argument("--max-restarts", type=at_least(0), default=3, metavar="N", help=restarts)
     top.add_argument(
@@ -93,10 +99,13 @@ class Supervisor:
                 return code
             last, step = step, saved_step(self.folder)
             num_restarts = 0 if step > last else num_restarts
-            ended = f"mpirun ended with exit code {code}{MEANING.get(code, '')}"
+            ended = f"mpirun ended with exit code {code}{MEANING.get(code) or OF_A_SIGNAL.get(code, '')}"
             saved = f"the newest checkpoint is of step {step}" if step else "there is no checkpoint"
             if self.num_heard:
                 say(f"asked to leave: {ended}; {saved}; with --run-dir {self.folder} it goes on")
+                return code or 1
+            if not self.folder.exists():
+                say(f"{ended}, before the run had its folder, {self.folder}: that is not tried again")
                 return code or 1
             if num_restarts == self.max_restarts:
                 say(f"gives up after {num_restarts} restarts without a new checkpoint: {ended}; {saved}")

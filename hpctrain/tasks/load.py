@@ -14,6 +14,7 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from hpctrain.config.values import check_task as check_name
 from hpctrain.tasks.protocol import check_task
 
 BUILT_IN = {
@@ -93,11 +94,8 @@ def _task_class(name: str) -> type:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(import_module(module), attribute)
+    check_name(name)
     module, _, attribute = name.rpartition(":")
-    if not module or not attribute:
-        raise ValueError(
-            f"--task {name}: there is no such task; choose {', '.join(BUILT_IN)}, FILE.py:Name or package.module:Name"
-        )
     try:
         loaded = _load_file(Path(module)) if module.endswith(".py") else _import(module)
     except (Exception, SystemExit) as error:

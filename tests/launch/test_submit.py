@@ -193,6 +193,8 @@ def test_a_folder_without_the_environment_is_told_before_anything_is_submitted(t
     "argv, line",
     [
         (["--", "--stepz", "3"], "--stepz: no such flag; did you mean --steps?"),
+        (["--steps", "3"], "--steps: is a flag of train; give it behind --, as in -- --steps ..."),
+        (["--", "--task", "txet"], "--task txet: there is no such task; choose text, images, ratings, FILE.py:Name or"),
         (["--node", "2"], "--node: no such flag; did you mean --nodes?"),
         (["--nodes", "0"], "--nodes: expected a whole number >= 1, got '0'"),
         (["--nodes", "2", "--", "--stages", "3"], "--stages 3: 2 ranks do not divide by it; 1, 2 would do"),

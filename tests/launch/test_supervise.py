@@ -63,27 +63,48 @@ def test_a_run_that_is_done_is_started_once(attempts, capsys):
 
 
 def test_it_starts_again_from_the_last_checkpoint_and_says_why(attempts, capsys):
-    folder = attempts("exit 9", "save 000040; exit 75", "save 000080; kill -9 $$", "exit 0", "finish")
+    folder = attempts("mkdir run; exit 1", "save 000040; exit 75", "save 000080; kill -9 $$", "exit 0", "finish")
     assert launch(folder) == 0
     assert lines(capsys) == [
-        "restart 1 of 3: mpirun ended with exit code 9; begins again",
+        "restart 1 of 3: mpirun ended with exit code 1; begins again",
         "restart 1 of 3: mpirun ended with exit code 75, saved on request; goes on from step 40",
-        "restart 1 of 3: mpirun ended with exit code 137; goes on from step 80",
+        "restart 1 of 3: mpirun ended with exit code 137, as where a process was killed: most often memory ran out;"
+        " goes on from step 80",
         "restart 2 of 3: mpirun ended with exit code 0, and the run is not done; goes on from step 80",
     ]
     assert len(set(calls(folder))) == 1 and len(calls(folder)) == 5
 
 
 def test_it_gives_up_where_nothing_gets_on(attempts, capsys):
-    folder = attempts("save 000040; exit 1", "exit 1", "exit 7")
-    assert launch(folder, "--max-restarts", "2") == 7 and len(calls(folder)) == 3
+    folder = attempts("save 000040; exit 1", "exit 1", "exit 6")
+    assert launch(folder, "--max-restarts", "2") == 6 and len(calls(folder)) == 3
     assert lines(capsys)[2] == (
-        "gives up after 2 restarts without a new checkpoint: mpirun ended with exit code 7; "
+        "gives up after 2 restarts without a new checkpoint: mpirun ended with exit code 6; "
         "the newest checkpoint is of step 40"
     )
 
 
-@pytest.mark.parametrize("attempt, code", [("exit 5", 5), ("exit 0", 1), ("finish; exit 3", 3)])
+@pytest.mark.parametrize(
+    "code, means",
+    [(9, "most often memory ran out"), (7, "/dev/shm is full"), (135, "/dev/shm is full"), (76, "no rank got on")],
+)
+def test_an_exit_code_is_told_in_words(attempts, code, means, capsys):
+    """MPICH's mpirun gives the number of the signal that ended a rank, Open MPI's a shell's code for it."""
+    folder = attempts(f"mkdir run; exit {code}")
+    assert launch(folder, "--max-restarts", "0") == code
+    assert means in lines(capsys)[0]
+
+
+def test_what_never_began_is_not_tried_again(attempts, capsys):
+    """As where mpirun knows a flag of --mpirun not, or no host answers: it would say the same again."""
+    folder = attempts("exit 255", "finish")
+    assert launch(folder) == 255 and len(calls(folder)) == 1
+    assert lines(capsys) == [
+        "mpirun ended with exit code 255, before the run had its folder, run: that is not tried again"
+    ]
+
+
+@pytest.mark.parametrize("attempt, code", [("mkdir run; exit 5", 5), ("mkdir run; exit 0", 1), ("finish; exit 3", 3)])
 def test_without_restarts_the_first_failure_is_the_last(attempts, attempt, code, capsys):
     folder = attempts(attempt)
     assert launch(folder, "--max-restarts", "0") == code and len(calls(folder)) == 1
@@ -124,14 +145,23 @@ def test_without_a_folder_it_chooses_and_prints_a_new_one(attempts, capsys, monk
     assert [call.rsplit(" ", 1)[1] for call in calls(folder)] == names
 
 
+def test_what_is_added_may_be_given(attempts):
+    folder = attempts("finish")
+    assert launch(folder, flags=["--resume", "auto", "--checkpoint-every", "5"]) == 0
+    assert calls(folder)[0].endswith("-m hpctrain --run-dir run --resume auto --checkpoint-every 5")
+
+
 @pytest.mark.parametrize(
     "argv, line",
     [
         (["-n", "2", "--", "--stages", "3"], "--stages 3: 2 ranks do not divide by it; 1, 2 would do"),
         (["--", "--steps", "3"], "-n: say how many ranks to start, as in -n 8"),
-        (["-n", "0"], "-n: expected a whole number >= 1, got '0'"),
         (["-n", "2", "--mpirun", "/no/mpirun -x"], "--mpirun /no/mpirun -x: no such program; load an MPI, or name its"),
-        (["-n", "2", "--", "--resume", "auto"], "--resume auto: leave it out, --resume auto is added"),
+        (["-np", "0"], "-n/-np: expected a whole number >= 1, got '0'"),
+        (["-n", "2", "--", "--resume", "runs/a"], "--resume runs/a: leave it out, --resume auto is added"),
+        (["-n", "2", "--steps", "3"], "--steps: is a flag of train; give it behind --, as in -- --steps ..."),
+        (["-n", "2", "--run-dir=a", "--", "--steps", "3"], "--run-dir: is a flag of train; give it behind --"),
+        (["-n", "2", "--", "--task", "txet"], "--task txet: there is no such task; choose text, images, ratings,"),
     ],
 )
 def test_a_mistake_is_one_line(argv, line, capsys):
@@ -182,7 +212,7 @@ def test_what_outlives_mpirun_is_ended(attempts, monkeypatch):
     """Once it is what it is to be: a process has no marks for the moment in which it becomes another program."""
     monkeypatch.setattr(mpirun, "PATIENCE", 0.1)
     runs = "until grep -qaz ^100$ /proc/$!/cmdline && ! grep -qa setsid /proc/$!/cmdline; do :; done"
-    folder = attempts(f"setsid sleep 100 & echo $! >orphan; {runs}; exit 1", "finish")
+    folder = attempts(f"setsid sleep 100 & echo $! >orphan; {runs}; mkdir run; exit 1", "finish")
     assert launch(folder) == 0
     assert not mpirun.environment_of(int((folder / "orphan").read_text()))
 
