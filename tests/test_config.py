@@ -24,6 +24,15 @@ def test_options_of_the_task_add_up(tmp_path):
     assert config.task_option == {"layers": "3", "width": "16", "deep": "true", "heads": "2"}
 
 
+def test_what_may_change_adds_up_however_it_is_given():
+    both, _ = parse(["--resume", "a", "--allow-change", "task", "--allow-change", "task-option,data"])
+    assert both.allow_change == "task,task-option,data"
+    assert complaint("--resume", "a", "--allow-change", "lr") == (
+        "--allow-change lr: expected of task, task-option, data, seed, optimizer, table-optimizer; all others may"
+        " change anyway"
+    )
+
+
 def test_what_is_written_is_read_again(tmp_path):
     config, _ = parse(["--batch-size", "7", "--task-option", "layers=2", "--lr", "1e-7", "--data", 'a "b".txt'])
     (tmp_path / "again.toml").write_text(to_toml(config))

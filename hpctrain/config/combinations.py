@@ -107,7 +107,8 @@ def check_resume(config: "Config") -> None:
         raise UsageError(f"--allow-change {config.allow_change}: belongs to --resume")
     unknown = [name for name in allowed_changes(config) if name not in KEPT]
     if unknown:
-        raise UsageError(f"--allow-change {unknown[0]}: expected of {', '.join(KEPT)}; all others may change anyway")
+        known = ", ".join(name.replace("_", "-") for name in KEPT)
+        raise UsageError(f"--allow-change {unknown[0]}: expected of {known}; all others may change anyway")
 
 
 def allowed_changes(config: "Config") -> list[str]:

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
             continue
         metavar = each.metadata.get("metavar") or "|".join(each.metadata["choices"])
         text = each.metadata["help"] + ("" if each.default in (None, dataclasses.MISSING) else f" ({each.default})")
-        action = "append" if each.type is dict else "store"
+        action = "append" if each.type is dict or "adds_up" in each.metadata else "store"
         top.add_argument(*names, dest=each.name, metavar=metavar, action=action, help=text.replace("%", "%%"))
     return top
 
@@ -119,6 +119,8 @@ def to_toml(config: Config) -> str:
 def _convert(each: dataclasses.Field, text: Any) -> Any:
     if each.type is bool:
         return text  # argparse's own True or False
+    if "adds_up" in each.metadata:
+        text = ",".join(text)
     if text == "none" and each.type is not str:
         return each.default  # takes back what the file says
     kind = next(k for k in (get_args(each.type) or (each.type,)) if k is not type(None))

@@ -182,6 +182,7 @@ class Config:
         None,
         "of task, task-option, data, seed, optimizer, table-optimizer: what may be another than in the checkpoint",
         metavar="NAME,NAME",
+        adds_up=True,
     )
     tensorboard: bool = flag(False, "write curves for TensorBoard into the run's folder")
     trace: bool = flag(False, "write trace.json, which rank did what when: for Perfetto and for `report`")

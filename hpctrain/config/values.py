@@ -22,7 +22,7 @@ class UsageError(ValueError):
 
 def flag(default: Any, help: str, **rules) -> Any:
     """A field that is a flag: `minimum`, `above` (exclusive), `below` (exclusive), `infinite` (whether it may be),
-    `choices`, `alias`, `metavar`.
+    `choices`, `alias`, `metavar`, `adds_up` (given twice it has both, with a comma between).
     """
     kind = {"default_factory": dict} if default is dict else {"default": default}
     return field(**kind, metadata={"help": help, **rules})

@@ -23,8 +23,9 @@ from hpctrain.train.carry_out import carry_out
 from hpctrain.train.errors import AgreedError, on_first
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
-from hpctrain.train.resume import ANEW, Start, changes, check_same_run, find, folder_to_go_on_in, parse_resumed
+from hpctrain.train.resume import ANEW, Start, find, folder_to_go_on_in, parse_resumed
 from hpctrain.train.run_folder import alone_in, make_run_folder, write_config
+from hpctrain.train.same_run import changes, check_same_run
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.survival import Survival
 from hpctrain.train.tuned import tuned, tuning_notes

@@ -17,8 +17,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from hpctrain.comm.group import Group
-from hpctrain.config import Config, UsageError, flag_name, parse
-from hpctrain.config.combinations import KEPT, allowed_changes
+from hpctrain.config import Config, UsageError, parse
 from hpctrain.config.servers import WITH_SERVERS
 from hpctrain.plan.grid import Grid
 from hpctrain.tasks.load import BUILT_IN, absolute_name, short_name
@@ -153,41 +152,6 @@ def layout_of(grid: Grid, num_servers: int) -> dict[str, int]:
     return {"stages": grid.num_stages, "replicas": grid.num_replicas, "servers": num_servers}
 
 
-def check_same_run(start: Start, config: Config) -> None:
-    """UsageError where `config`, with absolute names, would be another run than the one that was saved."""
-    for name in set(KEPT) - {"data", *allowed_changes(config)}:  # of data the digest tells
-        saved, wanted = start.config[name], getattr(config, name)
-        if saved != wanted:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(
-                f"{flag}: {start.checkpoint} was saved with {_shown(saved, wanted)}, and {_shown(wanted, saved)} is"
-                f" asked for; leave {flag} out, or add --allow-change {name.replace('_', '-')}"
-            )
-
-
-def changes(start: Start, config: Config, grid: Grid) -> list[str]:
-    """A line for each setting that is another one from here on."""
-    saved, layout = start.config, layout_of(grid, config.servers)
-    lines = []
-    if layout != start.manifest["layout"]:
-        both = (start.manifest["layout"], layout)
-        before, now = (", ".join(f"{value} {name}" for name, value in each.items()) for each in both)
-        lines.append(f"--resume: saved by {before}; goes on with {now}")
-    for each in dataclasses.fields(Config):
-        before, now = saved[each.name], getattr(config, each.name)
-        if each.name not in OF_A_START and before != now:
-            lines.append(f"--resume: {flag_name(each)} was {_shown(before, now)}, from here on {_shown(now, before)}")
-    return lines
-
-
-def _shown(value: Any, other: Any) -> str:
-    """A setting in a line; of several options those that differ."""
-    if isinstance(value, dict) and isinstance(other, dict):
-        differing = sorted(name for name in value.keys() | other.keys() if value.get(name) != other.get(name))
-        return ", ".join(f"{name}={value.get(name)}" for name in differing)
-    return "none" if value is None else f"{value}"
-
-
 def _candidates(argv: list[str]) -> dict[str, Any]:
     """The run's folder, where it is to be one that is there, and checkpoints, the best first. UsageError."""
     config, _ = parse(argv)
@@ -196,6 +160,10 @@ def _candidates(argv: list[str]) -> dict[str, Any]:
     if config.resume == "auto":
         return _of_run(config)
     path = Path(config.resume).absolute()
+    if not path.exists():
+        beside = ", ".join(each.name for each in files.newest_first(path.parent))
+        hint = f"there is {beside}" if beside else "give auto, or a folder as step-000040"
+        raise UsageError(f"--resume {config.resume}: no such folder; {hint}")
     if (path / files.MANIFEST).exists() or files.NAME.fullmatch(path.name):
         found = [path]
     else:
@@ -241,20 +209,3 @@ def default_folder(config: Config) -> str | None:
     """The folder that the same command finds again: `--run-dir`, or that of the job; None where there is neither."""
     job = os.environ.get("SLURM_JOB_ID")
     return config.run_dir or (f"runs/{short_name(config.task)}-{job}" if job else None)
-
-
-def check_data(start: Start, data_sha256: str | None, data: str | None) -> None:
-    """AgreedError where the run would go on with other data: by their digest, where there is one, else by name."""
-    if "data" in start.allowed:
-        return
-    saved = start.manifest.get("data_sha256")
-    if saved is None and data_sha256 is None and start.config["data"] != data:
-        raise AgreedError(
-            f"--data {data}: {start.checkpoint} was saved with {start.config['data']}; give that, or add"
-            " --allow-change data"
-        )
-    if saved != data_sha256:
-        raise AgreedError(
-            f"--data: {start.checkpoint} was saved with data of sha256 {saved}, and this is {data_sha256};"
-            " give the same, or add --allow-change data"
-        )

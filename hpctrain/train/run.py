@@ -22,8 +22,9 @@ from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.errors import AgreedError, NothingLeft, on_first
 from hpctrain.train.final import final_weights, save
 from hpctrain.train.process import settle
-from hpctrain.train.resume import ANEW, CHECKPOINTS, Start, check_data
+from hpctrain.train.resume import ANEW, CHECKPOINTS, Start
 from hpctrain.train.run_folder import take_over, write_config
+from hpctrain.train.same_run import check_data
 from hpctrain.train.serve import part
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.stall import watching

@@ -28,7 +28,8 @@ def make_run_folder(config: Config) -> Path:
             continue
         except OSError as error:
             raise UsageError(f"--run-dir {folder}: {error.strerror}") from None
-    raise UsageError(f"--run-dir {wanted}: exists already; name a new folder")
+    may_go_on = "; --resume auto goes on with it" if Path(wanted, CONFIG).exists() else ""
+    raise UsageError(f"--run-dir {wanted}: exists already; name a new folder{may_go_on}")
 
 
 @contextmanager
