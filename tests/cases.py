@@ -439,11 +439,22 @@ CASES = [
         "sparse gradients blow up when gathered",
         (f"{SERVED}::test_tables_along_the_ring_equal_those_of_one_process",),
     ),
-    # failure, as far as it goes today
+    # failure
     Case(
         "F01",
         "one rank raises, the others wait for ever",
         (f"{ONE_RANK}::test_what_ends_one_rank_ends_the_job_with_its_traceback",),
+    ),
+    Case(
+        "F03",
+        "a rank is killed, without a word of Python",
+        (
+            f"{ONE_RANK}::test_a_rank_that_is_killed_ends_the_job",
+            f"{FAILING}/test_servers.py::test_whoever_dies_ends_the_job",
+            f"{FAILING}/test_soak.py::test_a_run_of_which_ranks_are_killed_has_the_bits_of_one_left_alone",
+            f"{LAUNCHED}::test_a_run_that_loses_a_rank_goes_on_and_ends_with_the_same_weights",
+            f"{SUPERVISE}::test_an_exit_code_is_told_in_words",
+        ),
     ),
     Case("F04", "follow-up errors without end", (f"{MISMATCH}::test_any_rank_may_be_the_one_that_differs",)),
     Case("F06", "ranks issue different collectives", (f"{MISMATCH}::test_the_same_calls_in_another_order_are_told",)),

@@ -23,7 +23,7 @@ IDS = {
     "checkpoint": "C01 C03 C05",
     "signals": "C06 C08",
     "gpu, so far": "G03 G06",
-    "failure, so far": "F01 F04 F06 F07 F09 F10",
+    "failure": "F01 F03 F04 F06 F07 F09 F10",
 }
 
 

@@ -24,7 +24,7 @@ from hpctrain.train.errors import AgreedError, on_first
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
 from hpctrain.train.resume import ANEW, Start, find, folder_to_go_on_in, parse_resumed
-from hpctrain.train.run_folder import alone_in, make_run_folder, write_config
+from hpctrain.train.run_folder import alone_in, make_run_folder, note_processes, write_config
 from hpctrain.train.same_run import changes, check_same_run
 from hpctrain.train.signals import StopSignals
 from hpctrain.train.survival import Survival
@@ -66,6 +66,7 @@ def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
     config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
+        note_processes(folder, mesh.world)
     if mesh.rank == 0:
         if start.folder is None:
             write_config(config, folder, mesh.world.size)

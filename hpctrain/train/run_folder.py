@@ -1,12 +1,15 @@
 """The folder of a run: a new one, or one that a run goes on in, of which nothing is touched before it does."""
 
 import fcntl
+import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.comm.group import Group
 from hpctrain.config import Config, UsageError, to_toml
 from hpctrain.tasks.load import short_name
 from hpctrain.train import checkpoint_files as files
@@ -14,6 +17,7 @@ from hpctrain.train.layout import grid_of
 from hpctrain.train.resume import CHECKPOINTS, CONFIG, default_folder
 
 WAIT_SECONDS = 60
+RANKS = "logs/ranks.txt"
 
 
 def make_run_folder(config: Config) -> Path:
@@ -81,6 +85,18 @@ def take_over(folder: Path, step: int) -> None:
     if step == 0 and metrics.exists() and metrics.stat().st_size:
         before = metrics.rename(_free(folder / "metrics-before.jsonl"))
         print(f"note: --resume auto: what was noted before is in {before}", file=sys.stderr)
+
+
+def note_processes(folder: Path, world: Group) -> None:
+    """Which process each rank is: launchers, and the kernel where memory runs out, tell of processes. Collective."""
+    told = world.all_gather_json(f"process {os.getpid()} on {socket.gethostname()}")
+    if world.rank == 0:
+        lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}: a launch of {len(told)} ranks"]
+        lines += [f"rank {rank}: {process}" for rank, process in enumerate(told)]
+        with suppress(OSError):  # a full disk: those who write what matters tell of it
+            (folder / "logs").mkdir(exist_ok=True)
+            with (folder / RANKS).open("a", encoding="utf-8") as file:
+                file.write("\n".join([*lines, ""]))
 
 
 def _free(path: Path) -> Path:

@@ -35,7 +35,7 @@ class Fragile(Text):
     def loss(self, outputs, targets):
         STEPS.append(outputs)
         if announced(os.environ).rank == 1 and len(STEPS) == 13 and not Path("killed").exists():
-            Path("killed").touch()
+            Path("killed").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(outputs, targets)
 '''
@@ -84,6 +84,11 @@ def test_a_run_that_loses_a_rank_goes_on_and_ends_with_the_same_weights(folder):
     (line,) = [line for line in result.stderr.splitlines() if "hpctrain launch: " in line]
     assert line.startswith("hpctrain launch: restart 1 of 3: mpirun ended with exit code "), result
     assert line.endswith("; goes on from step 10"), result
+    ranks = (folder / "run/logs/ranks.txt").read_text().splitlines()
+    assert [line for line in ranks if f" {(folder / 'killed').read_text()} on " in line][0].startswith(
+        "rank 1: process"
+    )
+    assert len(ranks) == 2 * (1 + 2), "of each launch"
     told = summary(folder, "run")
     assert told["done"] and told["resumed_from"] == 10 and told["weights_sha256"] == weights(folder)
 
