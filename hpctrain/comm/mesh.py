@@ -6,13 +6,14 @@ A mesh is built from any communicator, also a part of one, and duplicates it: a 
 import atexit
 import os
 from collections.abc import Callable
+from functools import partial
 
 from hpctrain.comm import abort
 from hpctrain.comm.group import Group
 from hpctrain.comm.meeting import Meeting
 from hpctrain.comm.nodes import join_node
 from hpctrain.comm.progress import Progress, wait_until
-from hpctrain.comm.start import join_launch
+from hpctrain.comm.start import join_launch, tell_of_absence
 from hpctrain.comm.tuning import note_other_place, shared_tuning
 from hpctrain.plan.grid import Grid, grid_of
 from hpctrain.plan.tuning import Tuning
@@ -182,7 +183,7 @@ def duplicate(comm):
     if comm is None:
         return None
     copy, request = comm.Idup()
-    wait_until(request.Test)
+    wait_until(request.Test, partial(tell_of_absence, comm.rank, comm.size))
     return copy
 
 

@@ -18,6 +18,7 @@ NUM_YIELDS = 20  # polls after giving the core to whoever wants it
 SLEEP_SHARE = 0.05  # a sleep lasts at most this share of the wait so far, so waking late costs at most as much
 SHORTEST_SLEEP, LONGEST_SLEEP = 1e-5, 2e-3  # seconds; along a pipeline each stage wakes late after the one before
 TIMER_SLACK = 1000  # nanoseconds by which Linux may end a sleep late; its own 50000 make short sleeps long
+LATE_SECONDS = 60.0  # in which ranks that start together have all come
 SET_TIMER_SLACK = 29  # prctl's number for it
 
 
@@ -35,6 +36,11 @@ class Backoff:
         self._polls = 0
         self._began = time.monotonic()
 
+    @property
+    def seconds(self) -> float:
+        """How long it has been."""
+        return time.monotonic() - self._began
+
     def pause(self) -> None:
         self._polls += 1
         if self._polls <= NUM_SPINS:
@@ -42,8 +48,7 @@ class Backoff:
         if self._polls <= NUM_SPINS + NUM_YIELDS:
             os.sched_yield()
             return
-        waited = time.monotonic() - self._began
-        time.sleep(min(max(SLEEP_SHARE * waited, SHORTEST_SLEEP), LONGEST_SLEEP))
+        time.sleep(min(max(SLEEP_SHARE * self.seconds, SHORTEST_SLEEP), LONGEST_SLEEP))
 
 
 class Progress:
@@ -90,11 +95,17 @@ def sleep_precisely() -> None:
         ctypes.CDLL(None).prctl(SET_TIMER_SLACK, TIMER_SLACK, 0, 0, 0)
 
 
-def wait_until(poll: Callable[[], bool]) -> None:
-    """Returns when `poll()` is True; for what has no Progress to move on meanwhile."""
+def wait_until(poll: Callable[[], bool], when_late: Callable[[], None] | None = None) -> None:
+    """Returns when `poll()` is True; for what has no Progress to move on meanwhile.
+
+    `when_late` is called once, where that takes more than LATE_SECONDS.
+    """
     backoff = Backoff()
     while not poll():
         backoff.pause()
+        if when_late is not None and backoff.seconds > LATE_SECONDS:
+            when_late()
+            when_late = None
 
 
 def take_back(receives) -> None:

@@ -5,10 +5,12 @@ here, before MPI_Init would end it unexplained.
 """
 
 import os
+import socket
 import sys
 import warnings
 
 from hpctrain.comm import abort, environment
+from hpctrain.comm.progress import LATE_SECONDS
 
 OPEN_MPI_ONE_SIDED = "OMPI_MCA_osc"  # what moves data between its windows; through ours none is moved
 LITTLE_SHARED_MEMORY = 16 << 20  # bytes; 8 ranks of MPICH take 8 MiB
@@ -65,6 +67,17 @@ def warn_of_little_shared_memory(said: environment.Announced) -> None:
             "else remove what killed jobs left there",
             file=sys.stderr,
         )
+
+
+def tell_of_absence(rank: int, size: int) -> None:
+    """Of a rank that waits for all to meet: where they do not reach each other MPI itself says nothing, and waits."""
+    print(
+        f"hpctrain: rank {rank} of {size}, on {socket.gethostname()}, has waited {LATE_SECONDS:g} s for all to come; if"
+        " none is still busy elsewhere, hosts do not reach each other: name their network by FI_TCP_IFACE=eth0 or"
+        " UCX_NET_DEVICES=eth0 (MPICH), OMPI_MCA_btl_tcp_if_include=eth0 (Open MPI)",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def load_mpi():

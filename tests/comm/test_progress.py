@@ -6,7 +6,17 @@ Under a clock of our own, so that nothing depends on the machine.
 import pytest
 
 from hpctrain.comm import progress as progress_module
-from hpctrain.comm.progress import LONGEST_SLEEP, NUM_SPINS, NUM_YIELDS, SHORTEST_SLEEP, SLEEP_SHARE, Backoff, Progress
+from hpctrain.comm.progress import (
+    LATE_SECONDS,
+    LONGEST_SLEEP,
+    NUM_SPINS,
+    NUM_YIELDS,
+    SHORTEST_SLEEP,
+    SLEEP_SHARE,
+    Backoff,
+    Progress,
+    wait_until,
+)
 
 
 class Clock:
@@ -137,3 +147,10 @@ def test_the_error_of_an_operation_reaches_whoever_waits(clock):
     progress.add(Countdown(5, error=RuntimeError("ranks disagree")))
     with pytest.raises(RuntimeError, match="ranks disagree"):
         progress.wait(lambda: False)
+
+
+@pytest.mark.parametrize("seconds, times", [(0.5 * LATE_SECONDS, 0), (3 * LATE_SECONDS, 1)])
+def test_a_wait_that_is_late_is_told_once(clock, seconds, times):
+    told, end = [], clock.now + seconds
+    wait_until(lambda: clock.now > end, lambda: told.append(clock.now - end + seconds))
+    assert len(told) == times and all(LATE_SECONDS < when < LATE_SECONDS + 2 * LONGEST_SLEEP for when in told)

@@ -219,3 +219,28 @@ def test_memory_that_came_after_the_mesh_goes_with_the_mesh(script):
     """
     result = script(body)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", ""), result
+
+
+def test_a_rank_that_waits_for_one_that_does_not_come_says_so(script):
+    """As where hosts do not reach each other; rank 1 comes once rank 0 has said it."""
+    body = """
+    from mpi4py import MPI
+    import hpctrain.comm.progress as progress
+    progress.LATE_SECONDS = 0.0
+    told = Path("told")
+
+    class Told:
+        def __getattr__(self, name):
+            return getattr(sys.__stderr__, name)
+        def write(self, text):
+            told.touch()
+            return sys.__stderr__.write(text)
+
+    sys.stderr = Told()
+    while MPI.COMM_WORLD.rank == 1 and not told.exists():
+        time.sleep(0.01)
+    Mesh()
+    """
+    result = script(body, n=2)
+    assert result.returncode == 0 and "hpctrain: rank 0 of 2, on " in result.stderr, result
+    assert "FI_TCP_IFACE" in result.stderr and "OMPI_MCA_btl_tcp_if_include" in result.stderr, result
