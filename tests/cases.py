@@ -59,7 +59,7 @@ ANY_MODEL = f"{BORDERS}::test_any_model_equals_one_process"
 OWN_MICROBATCH = f"{BORDERS}::test_a_model_that_sees_its_micro_batch_equals_one_process_with_as_many"
 HISTORY = f"{ASYNCHRONOUS}::test_asynchronous_training_equals_the_history"
 
-RESUME, FAILING = "tests/train/test_resume.py", "tests/failing"
+RESUME, FAILING, SCRIPTS = "tests/train/test_resume.py", "tests/failing", "tests/failing/test_scripts.py"
 
 CASES = [
     # launch
@@ -74,7 +74,14 @@ CASES = [
     ),
     Case("L03", "mpirun refuses root", (f"{SUPERVISE}::test_open_mpi_is_given_what_it_refuses_without",)),
     Case("L04", "not enough slots", (f"{SUPERVISE}::test_open_mpi_is_given_what_it_refuses_without",)),
-    Case("L06", "/dev/shm missing or tiny", ("tests/tools/test_doctor.py::test_findings",)),
+    Case(
+        "L06",
+        "/dev/shm missing or tiny",
+        (
+            "tests/tools/test_doctor.py::test_findings",
+            "tests/test_main.py::test_little_shared_memory_is_told_once_and_before_it_hurts",
+        ),
+    ),
     Case(
         "L07", "more ranks than cores crawl", ("tests/comm/test_waiting.py::test_a_waiting_rank_uses_next_to_nothing",)
     ),
@@ -83,7 +90,7 @@ CASES = [
         "L09",
         "docker0 is taken for the network: a start that waits for ever",
         (
-            "tests/failing/test_scripts.py::test_a_rank_that_waits_for_one_that_does_not_come_says_so",
+            f"{SCRIPTS}::test_a_rank_that_waits_for_one_that_does_not_come_says_so",
             "tests/comm/test_progress.py::test_a_wait_that_is_late_is_told_once",
         ),
     ),
@@ -382,7 +389,10 @@ CASES = [
     Case(
         "F07",
         "a fork after MPI has started",
-        ("tests/test_main.py::test_the_server_that_readers_are_forked_from_starts_before_mpi",),
+        (
+            "tests/test_main.py::test_the_server_that_readers_are_forked_from_starts_before_mpi",
+            f"{SCRIPTS}::test_a_fork_while_mpi_runs_is_told_once_with_what_to_do_instead",
+        ),
     ),
     # ops
     Case(
@@ -450,7 +460,13 @@ CASES = [
     Case(
         "F01",
         "one rank raises, the others wait for ever",
-        (f"{ONE_RANK}::test_what_ends_one_rank_ends_the_job_with_its_traceback",),
+        (
+            f"{ONE_RANK}::test_what_ends_one_rank_ends_the_job_with_its_traceback",
+            f"{ONE_RANK}::test_an_exception_in_a_training_step_names_its_rank_on_every_line",
+            f"{SCRIPTS}::test_an_exception_on_one_rank_ends_the_job_and_names_the_rank",
+            f"{SCRIPTS}::test_a_training_loop_ends_when_one_rank_raises",
+            f"{FAILING}/test_servers.py::test_whoever_dies_ends_the_job",
+        ),
     ),
     Case(
         "F03",
@@ -463,8 +479,23 @@ CASES = [
             f"{SUPERVISE}::test_an_exit_code_is_told_in_words",
         ),
     ),
-    Case("F04", "follow-up errors without end", (f"{MISMATCH}::test_any_rank_may_be_the_one_that_differs",)),
-    Case("F06", "ranks issue different collectives", (f"{MISMATCH}::test_the_same_calls_in_another_order_are_told",)),
+    Case(
+        "F04",
+        "follow-up errors without end",
+        (
+            f"{SCRIPTS}::test_a_loop_that_goes_on_after_any_exception_of_one_rank_comes_to_an_end",
+            f"{MISMATCH}::test_any_rank_may_be_the_one_that_differs",
+        ),
+    ),
+    Case(
+        "F06",
+        "ranks issue different collectives, or none: who waits for whom?",
+        (
+            f"{MISMATCH}::test_the_same_calls_in_another_order_are_told",
+            f"{MISMATCH}::test_a_call_that_one_rank_makes_in_addition_is_told",
+            f"{FAILING}/test_stall.py::test_a_rank_that_gets_stuck_is_named_and_all_end",
+        ),
+    ),
     Case(
         "F09",
         "a lower thread level",
@@ -473,7 +504,12 @@ CASES = [
     Case(
         "F10",
         "finished, but the process does not end",
-        (f"{ONE_RANK}::test_a_thread_that_still_runs_does_not_keep_a_finished_job",),
+        (
+            f"{ONE_RANK}::test_a_thread_that_still_runs_does_not_keep_a_finished_job",
+            f"{SCRIPTS}::test_a_process_that_a_rank_leaves_behind_is_named",
+            f"{SCRIPTS}::test_an_end_of_all_ranks_is_quiet_and_keeps_its_code",
+            f"{SCRIPTS}::test_what_ends_one_rank_ends_the_job",
+        ),
     ),
     # checkpoints and signals
     Case(

@@ -10,6 +10,7 @@ import sys
 import warnings
 
 from hpctrain.comm import abort, environment
+from hpctrain.comm.children import watch_children
 from hpctrain.comm.progress import LATE_SECONDS
 
 OPEN_MPI_ONE_SIDED = "OMPI_MCA_osc"  # what moves data between its windows; through ours none is moved
@@ -32,6 +33,7 @@ def join_launch():
         abort.guard()  # first: a rank that fails before MPI_Init leaves the others in it
     if running:
         environment.check_world(environment.announced(os.environ), MPI.COMM_WORLD.size, MPI.Get_library_version())
+        watch_children(MPI.COMM_WORLD.rank)
         return MPI.COMM_WORLD
     if not wanted:
         return None
@@ -54,6 +56,7 @@ def start_mpi():
     environment.check_world(said, MPI.COMM_WORLD.size, library)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
         print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)
+    watch_children(MPI.COMM_WORLD.rank)
     return MPI.COMM_WORLD
 
 

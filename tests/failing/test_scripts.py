@@ -125,6 +125,7 @@ def test_a_rank_that_cannot_start_mpi_ends_the_job(script):
         (MESH_FIRST, "", 0),
         (MPI_FIRST, "", 0),
         (MESH_FIRST, "mesh.close()", 0),
+        (MESH_FIRST, "left = AllReduce(mesh).start(np.ones(100_000), 'left under way')", 0),
         (MESH_FIRST, "mesh.close(); again = Mesh()", 0),
         (MESH_FIRST, "sys.exit(2)", 2),
     ],
@@ -172,6 +173,30 @@ print("rank", mesh.rank, "of", mesh.size, "done")
 def test_a_training_loop_ends_when_one_rank_raises(script):
     result = script(TRAINING.format(row="sampler._order(1)[1]"))
     assert result.returncode == 1 and "ValueError: boom" in result.stderr and "done" not in result.stdout, result
+
+
+@pytest.mark.parametrize("fails", ("step == 2", "step >= 2"), ids=("once", "from then on"))
+def test_a_loop_that_goes_on_after_any_exception_of_one_rank_comes_to_an_end(script, fails):
+    body = f"""
+    import torch
+    from hpctrain import DataParallel
+    mesh = Mesh()
+    model = DataParallel(torch.nn.Linear(2, 1), mesh)
+    for step in range(5):
+        try:
+            if mesh.rank == 1 and {fails}:
+                raise MemoryError("no memory left")
+            model(torch.ones(1, 2)).sum().backward()
+        except Exception as error:
+            print(mesh.rank, type(error).__name__, flush=True)
+    happens()
+    """
+    result = script(body, n=2)
+    times = 1 if "==" in fails else 3
+    assert result.returncode == 1 and result.stdout.splitlines().count("1 MemoryError") == times, result
+    assert "CollectiveMismatch: ranks disagree: " in result.stderr, result
+    assert re.search(r"rank 0 call \d+ .*'backward of model 0'", result.stderr), result
+    assert re.search(r"rank 1 call \d+ close", result.stderr), result
 
 
 def test_alone_it_needs_no_mpi_and_fails_like_any_script(script, tmp_path):
@@ -244,3 +269,47 @@ def test_a_rank_that_waits_for_one_that_does_not_come_says_so(script):
     result = script(body, n=2)
     assert result.returncode == 0 and "hpctrain: rank 0 of 2, on " in result.stderr, result
     assert "FI_TCP_IFACE" in result.stderr and "OMPI_MCA_btl_tcp_if_include" in result.stderr, result
+
+
+@pytest.mark.parametrize("first", (MESH_FIRST, MPI_FIRST), ids=("mesh-first", "mpi-first"))
+def test_a_fork_while_mpi_runs_is_told_once_with_what_to_do_instead(script, first):
+    body = f"""
+    {first.strip()}
+    import multiprocessing, subprocess
+    mesh = Mesh()
+    subprocess.run(["true"], check=True)
+    if mesh.rank == {{rank}}:
+        for _ in range(2):
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+    """
+    told = script(body.format(rank=0), n=2)
+    assert told.returncode == 0 and told.stderr.count("forked while MPI runs") == 1, told
+    assert 'multiprocessing_context="forkserver"' in told.stderr, told
+    assert script(body.format(rank=9), n=2).stderr == ""
+
+
+def test_a_process_that_a_rank_leaves_behind_is_named(script):
+    """The launcher waits until it has ended, which it does once it was named."""
+    body = """
+    import subprocess
+    mesh = Mesh()
+    if mesh.rank == 1:
+        subprocess.Popen(["sh", "-c", "until [ -e named ]; do sleep 0.05; done"])
+        subprocess.run(["true"], check=True)
+
+    class Named:
+        def __getattr__(self, name):
+            return getattr(sys.__stderr__, name)
+        def write(self, text):
+            Path("named").touch()
+            return sys.__stderr__.write(text)
+
+    sys.stderr = Named()
+    """
+    result = script(body)
+    assert result.returncode == 0, result
+    assert re.fullmatch(
+        r"hpctrain: rank 1 ends, and the launcher waits for what it started: \d+ \(sh -c .*\)\n", result.stderr
+    )
