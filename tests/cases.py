@@ -463,6 +463,7 @@ CASES = [
         (
             f"{ONE_RANK}::test_what_ends_one_rank_ends_the_job_with_its_traceback",
             f"{ONE_RANK}::test_an_exception_in_a_training_step_names_its_rank_on_every_line",
+            f"{ONE_RANK}::test_an_exception_ends_every_kind_of_training",
             f"{SCRIPTS}::test_an_exception_on_one_rank_ends_the_job_and_names_the_rank",
             f"{SCRIPTS}::test_a_training_loop_ends_when_one_rank_raises",
             f"{FAILING}/test_servers.py::test_whoever_dies_ends_the_job",

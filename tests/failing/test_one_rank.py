@@ -9,6 +9,9 @@ from tests.harness.launch import ROOT, mpirun, run_mpi, vendor
 
 SCRIPT = ROOT / "tests/failing/faults.py"
 TINY = ["--steps", "5", "--task-option", "layers=1", "--task-option", "width=8", "--task-option", "context=8"]
+ASYNCHRONOUS = ("--stages", "3", "--schedule", "1f1b-async")
+INTERLEAVED = ("--stages", "3", "--schedule", "1f1b-interleaved", "--num-microbatches", "3")
+ZERO_BUBBLE = ("--stages", "3", "--schedule", "zb-h1")
 SECONDS = 5  # the promise
 
 
@@ -70,6 +73,13 @@ def test_an_exception_in_a_training_step_names_its_rank_on_every_line(tmp_path):
     assert "[rank 1] ValueError: boom" in log.read_text()
     names = sorted(path.name for path in log.parent.iterdir())
     assert names == ["rank-0001.log", "ranks.txt"], "only who had something to say"
+
+
+@pytest.mark.wide_if(case=lambda flags: flags in (("--stages", "3"), INTERLEAVED, ZERO_BUBBLE))
+@pytest.mark.parametrize("flags", [("--servers", "1"), ("--stages", "3"), ASYNCHRONOUS, INTERLEAVED, ZERO_BUBBLE])
+def test_an_exception_ends_every_kind_of_training(flags, tmp_path):
+    result = launch("step", 1, tmp_path, *TINY, "--task-option", "layers=4", *flags)
+    assert result.returncode == 1 and "[rank 1] ValueError: boom" in result.stderr.splitlines(), result
 
 
 @pytest.mark.parametrize("module, words", [("torch", "torch is broken on this node"), ("mpi4py", "cannot start MPI")])
