@@ -85,7 +85,15 @@ CASES = [
     Case(
         "L07", "more ranks than cores crawl", ("tests/comm/test_waiting.py::test_a_waiting_rank_uses_next_to_nothing",)
     ),
-    Case("L08", "threads x ranks", (f"{ENVIRONMENT}::test_threads_per_rank",)),
+    Case(
+        "L08",
+        "threads x ranks, or all threads on one core",
+        (
+            f"{ENVIRONMENT}::test_threads_per_rank",
+            f"{ENVIRONMENT}::test_more_threads_than_cores_are_told_with_what_fits",
+            f"{USAGE}::test_an_option_without_effect_says_so",
+        ),
+    ),
     Case(
         "L09",
         "docker0 is taken for the network: a start that waits for ever",

@@ -127,6 +127,17 @@ def threads_per_rank(places: Iterable[tuple[str, Iterable[int]]]) -> int:
     return min(max(1, len(cores[host]) // ranks[host]) for host in ranks)
 
 
+def crowding(places: Iterable[tuple[str, Iterable[int]]], num_threads: int) -> str | None:
+    """A line where ranks of so many threads each have more of them than cores, else None; `places` as above."""
+    fitting = threads_per_rank(places)
+    if num_threads <= fitting:
+        return None
+    return (
+        f"{num_threads} threads a rank (--threads, OMP_NUM_THREADS), and cores for {fitting}: --threads {fitting} is"
+        " faster; where mpirun has bound each rank to one core, --bind-to none leaves it all"
+    )
+
+
 def shared_memory_free(folder: str = SHARED_MEMORY) -> int | None:
     """Bytes free for shared memory, None where there is none."""
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from importlib import util
 from pathlib import Path
 
-from hpctrain.comm.environment import cores_allowed, threads_per_rank
+from hpctrain.comm.environment import cores_allowed, crowding, threads_per_rank
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.survivors import check_mitigation, is_mitigating
 from hpctrain.config import Config, UsageError, parse
@@ -230,5 +230,8 @@ def with_threads(config: Config, mesh: Mesh) -> Config:
     if config.threads is None:
         wish = int(wished) if wished.isdecimal() else 0
         config = replace(config, threads=wish or threads_per_rank(places))
+    note = crowding(places, config.threads)
+    if note and mesh.rank == 0:
+        print(f"note: {note}", file=sys.stderr)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
     return config

@@ -72,10 +72,10 @@ def test_data_that_cannot_be_used_is_one_line_and_leaves_no_folder(content, env,
 
 def test_an_option_without_effect_says_so(tmp_path):
     """And the run goes on: this one ends at the next thing it needs."""
-    result = run_python(
-        *MODULE, "--momentum", "0.5", "--run-dir", tmp_path / "run", timeout=30, env=forbid(tmp_path, "torch")
-    )
+    flags = ["--momentum", "0.5", "--threads", "9999", "--run-dir", tmp_path / "run"]
+    result = run_python(*MODULE, *flags, timeout=30, env=forbid(tmp_path, "torch"))
     assert "note: --momentum has no effect with --optimizer adamw" in result.stderr, result
+    assert "note: 9999 threads a rank (--threads, OMP_NUM_THREADS), and cores for " in result.stderr, result
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hpctrain.comm.environment import (
     check_launcher,
     check_world,
     cores_allowed,
+    crowding,
     library_name,
     mpi_library_path,
     shared_memory_free,
@@ -131,6 +132,25 @@ def test_names():
 )
 def test_threads_per_rank(places, threads):
     assert threads_per_rank(places) == threads
+
+
+@pytest.mark.parametrize(
+    "places, threads, fitting",
+    [
+        ([("a", range(8))] * 2, 4, None),
+        ([("a", [0, 1])] * 8, 1, None),  # more ranks than cores is a choice; nothing is to be told apart
+        ([("a", range(8))] * 2, 8, 4),
+        ([("a", [0]), ("a", [1])], 4, 1),  # bound
+        ([("a", range(8)), ("b", range(2))], 8, 2),
+    ],
+)
+def test_more_threads_than_cores_are_told_with_what_fits(places, threads, fitting):
+    said = crowding(places, threads)
+    if fitting is None:
+        assert said is None
+    else:
+        assert said.startswith(f"{threads} threads a rank") and f"--threads {fitting} is faster" in said
+        assert "--bind-to none" in said
 
 
 def test_this_machine():
