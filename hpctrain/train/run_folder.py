@@ -47,12 +47,21 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         yield
         return
     with (folder / CONFIG).open("a") as file:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not _locked(file):
-            if time.monotonic() > deadline:
-                raise UsageError(f"--run-dir {folder}: another run is in it; wait for its end, or name another folder")
-            time.sleep(1)
+        if not _locked(file):
+            print(
+                f"note: --run-dir {folder}: another run is in it; waits {WAIT_SECONDS} s for its end", file=sys.stderr
+            )
+            _wait_for(file, folder)
         yield
+
+
+def _wait_for(file, folder: Path) -> None:
+    """Until the other run has gone. UsageError."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not _locked(file):
+        if time.monotonic() > deadline:
+            raise UsageError(f"--run-dir {folder}: another run is in it; wait for its end, or name another folder")
+        time.sleep(1)
 
 
 def _locked(file) -> bool:

@@ -1,5 +1,6 @@
 """What a run that goes on tells of its settings, and what it says where there is nothing to go on from."""
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 from hpctrain.comm.group import Group
 from hpctrain.config import Config, UsageError
 from hpctrain.plan.grid import Grid
+from hpctrain.train import run_folder
 from hpctrain.train.errors import AgreedError
 from hpctrain.train.resume import Start, find
-from hpctrain.train.run_folder import make_run_folder
+from hpctrain.train.run_folder import alone_in, make_run_folder
 from hpctrain.train.same_run import changes
 
 SAVED = Start(
@@ -85,3 +87,13 @@ def test_the_folder_of_a_run_that_is_there_may_be_gone_on_in(tmp_path):
     with pytest.raises(UsageError) as error:
         make_run_folder(Config(run_dir=str(tmp_path)))
     assert str(error.value).endswith("exists already; name a new folder; --resume auto goes on with it")
+
+
+def test_who_waits_for_another_run_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.toml").write_text("")
+    with ExitStack() as first:
+        first.enter_context(alone_in(tmp_path))
+        monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: first.close())
+        with alone_in(tmp_path):
+            line = f"note: --run-dir {tmp_path}: another run is in it; waits 60 s for its end\n"
+            assert capsys.readouterr().err == line
