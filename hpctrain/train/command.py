@@ -14,7 +14,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.survivors import check_mitigation, is_mitigating
 from hpctrain.config import Config, UsageError, parse
 from hpctrain.config.combinations import allowed_changes
-from hpctrain.plan.schedule import SCHEDULES
+from hpctrain.config.idle import idle_flags
 from hpctrain.plan.tuning import Tuning
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
@@ -190,21 +190,14 @@ def check_packages(config: Config) -> None:
 
 def notes(config: Config, given: set[str], num_ranks: int, num_rows: int, num_held_out: int) -> list[str]:
     """Lines about flags without effect and about sizes that do not fit each other."""
-    lines = []
+    lines = idle_flags(config, given, num_ranks)
     rows, replicas = config.global_batch_size, grid_of(config, num_ranks).num_replicas
     pieces = replicas * config.num_microbatches
-    if "momentum" in given and config.optimizer != "momentum":
-        lines.append(f"--momentum has no effect with --optimizer {config.optimizer}")
-    if "lr_min" in given and config.lr_schedule == "constant":
-        lines.append("--lr-min has no effect with --lr-schedule constant")
     if config.servers and config.staleness and pieces > 1 and "lr" not in given:
         lines.append(
             f"--staleness {config.staleness:g}: each worker's push is an update of its own, {replicas} in each step;"
             f" --lr {config.lr:g} may be too large"
         )
-    if config.stages == 1:
-        idle = ["stage_split", "pipeline_warmup", "rank_order"] + ["schedule"] * SCHEDULES[config.schedule].flushes
-        lines += [f"--{name.replace('_', '-')} has no effect with one stage" for name in idle if name in given]
     if config.clip_norm and config.schedule == "1f1b-async" and config.stages > 1:
         lines.append(f"--clip-norm {config.clip_norm}: --schedule 1f1b-async clips the gradients of each stage alone")
     if config.compress != "none" and replicas == 1:

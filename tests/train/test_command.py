@@ -11,6 +11,7 @@ from hpctrain.config import Config
 from hpctrain.train import command
 from tests.harness.launch import ROOT
 
+UNLESS_ASKED = "without --checkpoint-every, but when a signal has asked the run to leave"
 PREPARED = f"{ROOT}/tests/train/preparing.py:Prepared"
 
 
@@ -38,6 +39,10 @@ def test_paths_and_options_are_settled_for_every_folder(tmp_path, monkeypatch):
     [
         (["--lr-min", "0.001"], "--lr-min has no effect with --lr-schedule constant"),
         (["--momentum", "0.5"], "--momentum has no effect with --optimizer adamw"),
+        (["--schedule", "naive"], "--schedule has no effect with one stage"),
+        (["--checkpoint-async"], f"--checkpoint-async has no effect {UNLESS_ASKED}"),
+        (["--keep-checkpoints", "3"], f"--keep-checkpoints has no effect {UNLESS_ASKED}"),
+        (["--stall-seconds", "5"], "--stall-seconds has no effect with one process, which waits for no other"),
         (["--steps", "5", "--lr-warmup-steps", "5"], "--lr-warmup-steps 5: the run ends before, after 5 steps"),
         (["--steps", "5", "--eval-every", "6"], "--eval-every 6: the run ends before, after 5 steps"),
     ],
