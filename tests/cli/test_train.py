@@ -177,10 +177,12 @@ def test_the_folder_holds_what_the_readme_says(eight):
     folder, _, _ = eight
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.toml",
+        "logs",
         "metrics.jsonl",
         "model.safetensors",
         "summary.json",
     ]
+    assert [path.name for path in (folder / "logs").iterdir()] == ["ranks.txt"], "nobody had something to say"
     weights = load_file(folder / "model.safetensors")
     assert all(name.startswith("layers.") for name in weights)
 
