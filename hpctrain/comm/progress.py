@@ -61,7 +61,7 @@ class Progress:
         sleep_precisely()
 
     def begin(self, what: object, is_patient: bool = False) -> None:
-        """Says what this rank does next, so that a watchdog sees it get on. `is_patient`: it may take for ever."""
+        """Says what this rank does next, so that a watchdog sees it get on. `is_patient`: it may take longer."""
         self.doing, self.is_patient = what, is_patient
         self.num_begun += 1
 

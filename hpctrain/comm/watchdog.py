@@ -21,6 +21,7 @@ from hpctrain.comm.progress import Progress
 STALLED = 76  # exit code
 GATHER_SECONDS = 2.0  # for the others to write what they are doing
 PATIENCE = 3.0  # seconds more, for the rank that is to end the job
+PATIENT_SHARE = 0.1  # of the seconds counts, where a rank may take longer: even a disk is gone some time
 
 
 class Report(NamedTuple):
@@ -81,7 +82,8 @@ class Watchdog:
     def _look(self, elapsed: float) -> None:
         """One look, `elapsed` seconds after the last one."""
         begun = self._progress.num_begun
-        self._idle = self._idle + elapsed if begun == self._seen and not self._progress.is_patient else 0.0
+        counts = elapsed * PATIENT_SHARE if self._progress.is_patient else elapsed
+        self._idle = self._idle + counts if begun == self._seen else 0.0
         self._seen = begun
         if self._idle < self._limit:
             self._told = None
@@ -111,6 +113,7 @@ class Watchdog:
 
     def _report(self) -> Report:
         doing, waits_for = self._describe(self._progress.doing)
+        doing += ", of whose seconds a tenth counts" if self._progress.is_patient else ""
         return Report(self._rank, self._idle, doing, list(waits_for))
 
     def _write(self) -> None:

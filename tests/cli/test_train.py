@@ -22,6 +22,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "schedule": (str, type(None)),
     "steps": int,
     "resumed_from": (int, type(None)),
+    "lost_ranks": [int],
     "stopped_early": bool,
     "first_loss": float,
     "final_loss": float,
