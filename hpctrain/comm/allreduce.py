@@ -38,8 +38,9 @@ class AllReduce:
     ranks share one, neither does "auto", whatever it takes: say "ring" for messages of half the bytes there.
 
     An array is a contiguous, writable NumPy array or torch CPU tensor: floats of 16, 32 or 64 bits, complex numbers,
-    and for a sum also integers, which wrap. All ranks make the same calls in the same order, else CollectiveMismatch on
-    all. Raises ValueError for a reduction, an algorithm, a compression or an array that cannot be used.
+    and for a sum also integers, which wrap. So are CuPy's arrays and CUDA tensors; they go along the ring. All ranks
+    make the same calls in the same order, else CollectiveMismatch on all. Raises ValueError for a reduction, an
+    algorithm, a compression or an array that cannot be used.
     """
 
     def __init__(self, mesh: Mesh, reduction: str = "sum", algorithm: str = "auto", compress: str = "none"):
@@ -89,9 +90,11 @@ def all_reduce(
     if compress != "none":
         check_compressible(array, name)
         compress = wire_of(ring, algorithm, compress)
-    if ring.size == 1:
-        return ring.all_reduce(array, name, compress)
     buffer, node = as_buffer(array), ring.node
+    if buffer.device is not None and algorithm not in ("auto", "ring"):
+        raise ValueError(f"algorithm={algorithm!r}: an array on {buffer.device} is summed by 'ring', or 'auto'")
+    if ring.size == 1 or buffer.device is not None:
+        return ring.all_reduce(array, name, compress)
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None
     takes = node is not None and (in_window or node.takes(nbytes))
@@ -126,10 +129,10 @@ def _dtype(given) -> np.dtype:
 
 
 def _check_divisible(array, name: str) -> None:
-    if isinstance(array, np.ndarray):
-        divisible = array.dtype.kind in "fc"
-    else:
+    if hasattr(array, "is_floating_point"):
         divisible = array.is_floating_point() or array.is_complex()
+    else:
+        divisible = array.dtype == "bfloat16" or np.dtype(array.dtype).kind in "fc"
     if not divisible:
         what = f"'{name}' ({array.dtype})" if name else f"an array of {array.dtype}"
         raise ValueError(f"the mean of {what} is not an integer; use reduction='sum', or convert it to float64")

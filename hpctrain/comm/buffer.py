@@ -1,15 +1,20 @@
 """The memory that MPI moves and the array library that adds: the one place that knows of either.
 
-An array comes in as it is (NumPy, or a torch tensor on the CPU) and is seen as a flat `Buffer` on the same memory.
+An array comes in as it is (NumPy, CuPy, or a torch tensor) and is seen as a flat `Buffer` on the same memory. Of what
+is on a device (device_buffer.py) `values` are CuPy's, and what NumPy's functions do here they do there.
 Sums are made by the array library, never by MPI: the order is ours, and 16-bit floats are right (MPI has no type for
 bfloat16). float16 and bfloat16 are summed in float32, partial sums travel as float32, and each sum is rounded once,
-at its owner. torch is imported only when one of its tensors arrives.
+at its owner. torch and CuPy are imported only when one of their arrays arrives.
 """
 
 import contextvars
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from hpctrain.comm.stream import Device
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels want; alignment can change the last bit of a product
 SUMMABLE_KINDS = "iufc"
@@ -40,10 +45,12 @@ def quietly() -> Callable[[Callable[[], None]], None]:
 
 
 class Buffer:
-    """A contiguous array as flat memory. Indices count elements."""
+    """A contiguous array as flat memory. Indices count elements. `device`: where that is, None for the host."""
 
-    def __init__(self, values: np.ndarray, dtype: str | None = None):
-        self.values = np.asarray(values).reshape(-1)  # a matrix or a record array would not become flat
+    def __init__(self, values: np.ndarray, dtype: str | None = None, device: "Device | None" = None):
+        if device is None:
+            values = np.asarray(values)  # a matrix or a record array would not become flat
+        self.values, self.device = values.reshape(-1), device
         self.dtype = dtype or values.dtype.str.lstrip("<|=")
         self.itemsize = values.dtype.itemsize
         self._bytes = self.values.view(np.uint8) if self.values.size else np.empty(0, np.uint8)
@@ -60,11 +67,15 @@ class Buffer:
         """Elements [start, stop) as the bytes that MPI sends or fills."""
         return self._bytes[start * self.itemsize : stop * self.itemsize]
 
+    def overlaps(self, other: "Buffer") -> bool:
+        """Whether both have memory in common."""
+        return (self.device is None) == (other.device is None) and np.may_share_memory(self.values, other.values)
+
     def check_summable(self) -> None:
         if self.values.dtype.kind not in SUMMABLE_KINDS:
             raise ValueError(f"a sum of {self.dtype} has no meaning; give integers, floats or complex numbers")
 
-    def partials(self) -> "Buffer":
+    def partials(self, allocate: Callable[[int], np.ndarray] = allocate) -> "Buffer":
         """Where the partial sums are: this memory itself, unless they need a wider dtype."""
         return self
 
@@ -102,8 +113,9 @@ class Buffer:
     def finish(self, start: int, stop: int, partials: "Buffer", divisor: float = 1) -> None:
         """Takes over the finished sums [start, stop), divided; nothing to take where they are made in place."""
         if divisor != 1:
+            own = self.values[start:stop]
             with np.errstate(all="ignore"):
-                self.values[start:stop] /= divisor
+                own /= divisor
 
 
 class HalfBuffer(Buffer):
@@ -113,8 +125,8 @@ class HalfBuffer(Buffer):
     def partial(self) -> np.dtype:
         return np.dtype(np.float32)
 
-    def partials(self) -> Buffer:
-        wide = Buffer(allocate(4 * len(self)).view(np.float32))
+    def partials(self, allocate: Callable[[int], np.ndarray] = allocate) -> Buffer:
+        wide = Buffer(allocate(4 * len(self)).view(np.float32), None, self.device)
         self._widen_into(wide.values)
         return wide
 
@@ -178,7 +190,7 @@ def as_buffer(array) -> Buffer:
     if kind == "torch" or hasattr(array, "requires_grad"):
         return _of_tensor(array)
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"expected a NumPy array or a torch tensor, got {type(array).__name__}")
+        return _of_another_kind(array, kind)
     if isinstance(array, np.ma.MaskedArray):
         raise ValueError("a masked array cannot travel, its mask would be lost; pass numpy.ma.filled(array, 0)")
     if not array.flags.c_contiguous:
@@ -192,6 +204,26 @@ def as_buffer(array) -> Buffer:
     return Buffer(array)
 
 
+def as_host_buffer(array, what: str) -> Buffer:
+    """As as_buffer, for `what` takes memory of the host only. ValueError for memory of a device."""
+    buffer = as_buffer(array)
+    if buffer.device is not None:
+        raise ValueError(
+            f"{what} takes memory of the host only, and an array on {buffer.device} came; pass a copy of it"
+        )
+    return buffer
+
+
+def _of_another_kind(array, kind: str) -> Buffer:
+    if isinstance(array, Buffer):
+        return array
+    if kind != "cupy" or not hasattr(array, "device"):
+        raise ValueError(f"expected an array of NumPy or CuPy, or a torch tensor, got {type(array).__name__}")
+    from hpctrain.comm.device_buffer import of_cupy
+
+    return of_cupy(array)
+
+
 def _of_tensor(tensor) -> Buffer:
     import torch
 
@@ -201,6 +233,10 @@ def _of_tensor(tensor) -> Buffer:
         raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError("a conjugate or negative view cannot travel; pass tensor.resolve_conj().resolve_neg()")
+    if tensor.device.type == "cuda":
+        from hpctrain.comm.device_buffer import of_cuda_tensor
+
+        return of_cuda_tensor(tensor.detach())
     if tensor.device.type != "cpu":
         raise ValueError(f"a tensor on {tensor.device} cannot travel; pass tensor.cpu()")
     tensor = tensor.detach()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.comm.buffer import allocate, as_buffer
+from hpctrain.comm.buffer import allocate, as_host_buffer
 from hpctrain.comm.progress import Progress, take_back
 from hpctrain.comm.tags import CHANNELS
 
@@ -186,7 +186,7 @@ class Receiver:
 
 
 def _bytes(tensor) -> np.ndarray:
-    buffer = as_buffer(tensor)
+    buffer = as_host_buffer(tensor, "a link between stages")
     return buffer.message(0, len(buffer))
 
 

@@ -75,15 +75,13 @@ class Collective(Call):
         self._tag = RING[self._ring.num_calls % len(RING)]
         operation = self._called(self._operation)
         self._signature = self._ring.announce(operation, self._described_dtype(), len(self.native), self.name)
-        self._partials = self.native.partials() if self._num_reducing else self.native
         self._under_way = deque()  # receives in order, posted and not yet taken
         self._sending = deque()  # (request, message) in order
-        self._num_received = self._num_posted = self._num_sends_done = 0
+        self._num_received = self._num_posted = self._num_sends_begun = self._num_sends_done = 0
         self._confirmed = False
         self._reserve()
         self._enlist()
-        for _ in range(min(self._pieces, len(self._sends))):
-            self._send_next()
+        self._open()
         self.poll()
         return self
 
@@ -102,7 +100,8 @@ class Collective(Call):
             self._take()
             self._retire_sends()
             self._post_receives()
-        if self._num_received == len(self._receives) and not self._sending:
+        is_through = self._num_received == len(self._receives) and self._num_sends_done == len(self._sends)
+        if is_through and self._has_settled():
             self._leave()
         else:
             self._ring.channel.poll()
@@ -113,11 +112,21 @@ class Collective(Call):
         take_back(self._under_way)
 
     def _reserve(self) -> None:
-        """Memory for what arrives to be added."""
+        """Memory for partial sums, and for what arrives to be added."""
+        self._partials = self.native.partials() if self._num_reducing else self.native
         slots = min(WINDOW, self._num_reducing)
         length = self._scratch_span
         memory = allocate(slots * length * self._itemsize).view(self._partials.values.dtype)
         self._scratch = [Buffer(memory[slot * length : (slot + 1) * length]) for slot in range(slots)]
+
+    def _open(self) -> None:
+        """Sends what needs nothing from others."""
+        for _ in range(min(self._pieces, len(self._sends))):
+            self._send_next()
+
+    def _has_settled(self) -> bool:
+        """Everything has come and gone: whether the result is there."""
+        return True
 
     def _memory(self, index: int) -> Buffer:
         return self._partials if index < self._num_reducing else self.native
@@ -143,8 +152,11 @@ class Collective(Call):
             self.native.finish(start, stop, self._partials, self.divisor)
 
     def _send_next(self) -> None:
-        index = self._num_sends_done + len(self._sending)
-        message = self._outgoing(index)
+        message = self._outgoing(self._num_sends_begun)
+        self._num_sends_begun += 1
+        self._send(message)
+
+    def _send(self, message: np.ndarray) -> None:
         request = self._ring.comm.Isend(message, (self._ring.rank + 1) % self._ring.size, self._tag)
         self._sending.append((request, message))
         self._count(message)
@@ -169,7 +181,7 @@ class Collective(Call):
         """The next message has arrived; pass on what now can travel."""
         self._take_in(self._num_received)
         self._num_received += 1
-        if self._num_sends_done + len(self._sending) < len(self._sends):
+        if self._num_sends_begun < len(self._sends):
             self._send_next()
 
     def _count(self, message: np.ndarray) -> None:

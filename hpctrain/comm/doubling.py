@@ -6,7 +6,7 @@ from zlib import crc32
 
 import numpy as np
 
-from hpctrain.comm.buffer import Buffer, allocate, as_buffer
+from hpctrain.comm.buffer import Buffer, allocate, as_host_buffer
 from hpctrain.comm.call import Call
 from hpctrain.comm.progress import take_back
 from hpctrain.comm.tags import DOUBLING
@@ -28,7 +28,7 @@ class Doubling(Call):
     def __init__(self, ring: "Ring", array, name: str = ""):
         super().__init__(ring, name or "all_reduce")
         self._array = array
-        self.native = as_buffer(array)
+        self.native = as_host_buffer(array, "a sum by doubling")
         self.native.check_summable()
         self._steps = steps(ring.rank, ring.size)
         self._arriving: Buffer | None = None

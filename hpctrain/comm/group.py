@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 
-from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.buffer import as_host_buffer
 from hpctrain.comm.nodes import allocate_shared
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.ring import Ring
@@ -39,7 +39,7 @@ class Group:
 
     def broadcast(self, array, root: int = 0) -> None:
         """`array` of rank `root` replaces everybody's; same length and dtype everywhere."""
-        buffer = as_buffer(array)
+        buffer = as_host_buffer(array, "a broadcast")
         if self.size == 1:
             return
         self.ring.agree("broadcast", buffer.dtype, len(buffer), f"from {root}")

@@ -4,7 +4,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING
 
-from hpctrain.comm.buffer import as_buffer
+from hpctrain.comm.buffer import as_host_buffer
 from hpctrain.comm.call import Call
 from hpctrain.comm.compressed import check_compressible
 from hpctrain.comm.node_entries import entries_of
@@ -25,7 +25,7 @@ class NodeSum(Call):
             check_compressible(array, name)
         self.compress = compress
         self.node, self._array = node, array
-        self.native = as_buffer(array)
+        self.native = as_host_buffer(array, "a sum in shared memory")
         self.native.check_summable()
         self._entries = entries_of(self)
         self.call, self.stamp, self._num_left = 0, 0, 0

@@ -7,7 +7,7 @@ order of ranks, so all hold the same bits.
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from hpctrain.comm.buffer import Buffer, allocate, as_buffer
+from hpctrain.comm.buffer import Buffer, allocate, as_host_buffer
 from hpctrain.comm.progress import take_back
 from hpctrain.comm.tags import ONE_SHOT
 
@@ -24,7 +24,7 @@ class OneShot:
     def __init__(self, ring: "Ring", array, name: str):
         self.name, self.done = name, True
         self._ring, self._array = ring, array
-        self.native = as_buffer(array)
+        self.native = as_host_buffer(array, "a sum in one hop")
         self.native.check_summable()
         others, length = range(ring.size - 1), len(self.native)
         memory = allocate(len(others) * length * self.native.itemsize).view(self.native.values.dtype)

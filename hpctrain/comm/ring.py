@@ -13,16 +13,17 @@ Traffic of an all-reduce of S bytes on n ranks: 2(n-1) steps, 2(n-1)/n * S bytes
 rounding of S into n chunks (every message counts, also an empty one, so that nobody finishes before all have joined).
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hpctrain.comm.bfloat16 import BFloat16, converter
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.compressed import CompressedCollective, check_compress
+from hpctrain.comm.cuda_aware import SWITCH, ask, verdict
+from hpctrain.comm.device_collective import along_ring
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
@@ -43,6 +44,8 @@ class Counters:
     bytes_sent: int = 0
     messages_sent: int = 0
     control_messages: int = 0
+    direct_bytes: int = 0  # of bytes_sent, from memory of a device that MPI itself read
+    staged_bytes: int = 0  # of bytes_sent, from memory of a device through memory of the host
 
 
 class Ring:
@@ -76,17 +79,30 @@ class Ring:
         """Converts for all calls whose messages are compressed."""
         return converter()
 
+    @cached_property
+    def takes_device_memory(self) -> bool:
+        """Whether MPI is given memory of devices as it is. If not, a line says so, for messages take longer then."""
+        takes, why = verdict(ask(self.comm))
+        if not takes and self._name == 0:
+            print(
+                f"hpctrain: MPI takes memory of the host only, sums on devices go through it ({why}; {SWITCH}=1 "
+                "if you know better)",
+                file=sys.stderr,
+            )
+        return takes
+
     def all_reduce(self, array, name: str = "", compress: str = "none") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
 
-        Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. Raises
+        Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. An array of
+        CuPy or a CUDA tensor is summed on its device, after what the caller's stream has been told before. Raises
         ValueError for an array that cannot be summed in place, CollectiveMismatch where ranks call different things.
         `compress` "bf16": messages carry bfloat16 (compressed.py), of float32 and float64 only.
         """
         check_compress(compress)
         if compress == "bf16":
             return CompressedCollective(self, "all_reduce", array, name, gather=True)
-        return Collective(self, "all_reduce", array, name, reduce=True, gather=True)
+        return along_ring(self, "all_reduce", array, name, reduce=True, gather=True)
 
     def one_shot(self, array, name: str) -> OneShot | Collective:
         """An all-reduce of a few numbers of our own, in one hop; along the ring where there are many ranks."""
@@ -102,11 +118,11 @@ class Ring:
         check_compress(compress)
         if compress == "bf16":
             return CompressedCollective(self, "reduce_scatter", array, name, gather=False)
-        return Collective(self, "reduce_scatter", array, name, reduce=True, gather=False)
+        return along_ring(self, "reduce_scatter", array, name, reduce=True, gather=False)
 
     def all_gather(self, array, name: str = "") -> Collective:
         """Every rank's chunk `rank` of split_evenly(len, size) replaces that chunk everywhere. Any dtype."""
-        return Collective(self, "all_gather", array, name, reduce=False, gather=True)
+        return along_ring(self, "all_gather", array, name, reduce=False, gather=True)
 
     def agree(self, operation: str, dtype: str = "", length: int = 0, name: str = "") -> None:
         """Returns when all ranks have made this same call, for what is no collective of the ring; a barrier besides."""
@@ -155,7 +171,7 @@ class Ring:
     def check_memory(self, operation) -> None:
         """RuntimeError where it would change memory of a call under way. Both know their buffer as `native`."""
         for other in self.active:
-            if other is not operation and np.may_share_memory(operation.native.values, other.native.values):
+            if other is not operation and operation.native.overlaps(other.native):
                 raise RuntimeError(
                     f"{operation.name} would change memory of {other.name}, which is under way; wait for it"
                 )

@@ -53,9 +53,9 @@ def sums(
     problems, digest = [], hashlib.sha256()
     for shares, array in zip(everything, arrays, strict=True):
         where = f"{operation} {dtype} x {len(array.bits)}"
-        wanted, part = _wanted(dtype, shares, kind, operation, comm.rank)
-        if not same(array.bits[part], wanted[part], dtype):
-            problems.append(f"{where}: {array.bits[part][:20]} instead of {wanted[part][:20]}")
+        right, part = wanted(dtype, shares, kind, operation, comm.rank)
+        if not same(array.bits[part], right[part], dtype):
+            problems.append(f"{where}: {array.bits[part][:20]} instead of {right[part][:20]}")
         if not array.guards_untouched():
             problems.append(f"{where}: memory beside the array was changed")
         digest.update(array.bits.tobytes())
@@ -64,7 +64,7 @@ def sums(
     return problems
 
 
-def _wanted(dtype, shares, kind, operation, rank) -> tuple[np.ndarray, slice]:
+def wanted(dtype, shares, kind, operation, rank) -> tuple[np.ndarray, slice]:
     """The right values, and which part of the array this rank must hold."""
     chunks = chunk_slices(len(shares[0]), len(shares))
     if operation == "all_gather":
@@ -112,8 +112,8 @@ def buffer_rules(comm, seed=0, laziness=5) -> list[str]:
             collective = getattr(ring, operation)(array).start()
             while not collective.poll():
                 os.sched_yield()
-            wanted, part = _wanted(dtype, shares, "random", operation, comm.rank)
-            if not same(array[part], wanted[part], dtype):
+            right, part = wanted(dtype, shares, "random", operation, comm.rank)
+            if not same(array[part], right[part], dtype):
                 problems.append(f"{operation} of {dtype} over a lazy network is wrong")
     ring.close()
     return sorted(set(problems + watched.problems))
