@@ -18,6 +18,7 @@ class Case:
 
 
 RING, BUFFER, MISMATCH = "tests/comm/test_ring.py", "tests/comm/test_buffer.py", "tests/comm/test_mismatch.py"
+DEVICE_RING = "tests/comm/test_device_ring.py"
 NODE, DOUBLING = "tests/comm/test_node.py", "tests/comm/test_doubling.py"
 EXECUTOR, DATA, EQUIVALENCE = (
     "tests/train/test_executor.py",
@@ -571,6 +572,25 @@ CASES = [
     ),
     # gpu
     Case(
+        "G01",
+        "MPI reads memory of a device before the kernel that writes it has finished",
+        (
+            f"{DEVICE_RING}::test_random_programs_keep_the_order_of_work",
+            f"{DEVICE_RING}::test_start_waits_for_nothing_that_the_caller_computes",
+            f"{DEVICE_RING}::test_the_check_sees_the_planted_bug",
+        ),
+        "by a stand-in for CuPy; on a device not yet",
+    ),
+    Case(
+        "G02",
+        "an array on a device is given to an MPI that does not take it",
+        (
+            f"{DEVICE_RING}::test_every_dtype_and_operation_has_the_bits_of_the_host",
+            f"{DEVICE_RING}::test_one_line_says_that_messages_go_through_the_host_and_how_to_overrule_it",
+        ),
+        "by a stand-in for CuPy; on a device not yet",
+    ),
+    Case(
         "G03",
         "the device is chosen by the rank in the world",
         (
@@ -591,5 +611,14 @@ CASES = [
             "tests/cli/test_doctor.py::test_a_rank_without_a_device_beside_one_with_a_device_is_named",
         ),
         "doctor finds it; training uses no devices yet",
+    ),
+    Case(
+        "G05",
+        "non-blocking reductions of MPI end where memory is on a device",
+        (
+            f"{DEVICE_RING}::test_every_dtype_and_operation_has_the_bits_of_the_host",
+            f"{DEVICE_RING}::test_auto_goes_along_the_ring_also_where_ranks_share_memory",
+        ),
+        "sums are made by hand over Isend and Irecv; by a stand-in for CuPy, on a device not yet",
     ),
 ]
