@@ -75,8 +75,7 @@ class Device:
     def to_host(self, source, target: np.ndarray) -> None:
         """Copies bytes of the device into pinned memory, on the stream of calls."""
         if target.size:
-            with self._on_device():
-                source.get(stream=self._stream, out=target, blocking=False)
+            source.get(stream=self._stream, out=target, blocking=False)
 
     def to_device(self, source: np.ndarray, target) -> None:
         """Copies bytes of pinned memory to the device, on the stream of calls."""

@@ -133,7 +133,8 @@ class DeviceArray(NDArrayOperatorsMixin):
     def __cuda_array_interface__(self):
         if not self._library.is_for_mpi:
             raise AttributeError("this MPI would end by a segmentation fault")
-        return {**self.host.__array_interface__, "version": 3, "stream": None}
+        interface = {**self.host.__array_interface__, "version": 3, "stream": 1}
+        return interface if self.size else {**interface, "data": (0, False)}  # as CuPy says it
 
     def reshape(self, *shape):
         return DeviceArray(self._library, self.host.reshape(*shape))
