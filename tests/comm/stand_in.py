@@ -194,6 +194,7 @@ class StandIn:
         self.cuda = SimpleNamespace(
             Device=lambda number: Device(self, number),
             Stream=lambda **options: Stream(self, **options),
+            ExternalStream=lambda number: self.streams[number],
             Event=lambda **options: Event(self, **options),
             get_current_stream=lambda: self.current[self.number][-1],
             Memory=lambda nbytes: np.full(nbytes, RUBBISH, np.uint8),

@@ -87,6 +87,20 @@ def test_cuda_tensors_are_seen_as_cupys_arrays(cupy):
     assert stream.torch_device(2) is not stream.cupy_device(2)
 
 
+def test_a_call_on_a_tensor_waits_for_torchs_stream_not_for_cupys(cupy, monkeypatch):
+    torch = pytest.importorskip("torch")
+    device, of_torch, cupy.is_stuck = stream.torch_device(0), cupy.cuda.Stream(), True
+    asked = []
+    handle = SimpleNamespace(cuda_stream=cupy.streams.index(of_torch))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda number: asked.append(number) or handle)
+    assert device.produced().done
+    of_torch.tell(lambda: None, [])
+    produced = device.produced()
+    assert not produced.done and asked == [0, 0]
+    of_torch.run_to(1)
+    assert produced.done
+
+
 def test_a_cuda_tensor_without_cupy_is_refused_by_one_line_that_says_what_to_install(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "cupy", None)
