@@ -20,11 +20,20 @@ from contextlib import contextmanager, suppress
 
 from hpctrain.comm.progress import wait_until
 
+LOST = 77  # exit code of a run that lost a rank which it cannot do without
 GRACE_SECONDS = 10  # how long a rank waits for the launcher to end it
 
 
 class RankFailed(RuntimeError):
     """This rank cannot go on, and its message says all there is to say: one line, printed without a traceback."""
+
+    code = 1  # that the job ends with
+
+
+class RankLost(RankFailed):
+    """Another rank is lost, and this one does not go on."""
+
+    code = LOST
 
 
 _last_words: list[Callable[[], str]] = []
@@ -149,7 +158,8 @@ def _abort_for_thread(failure) -> None:
 
 
 def _abort_job(error: BaseException) -> None:
-    code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
+    wanted = error.code if isinstance(error, (SystemExit, RankFailed)) else 1
+    code = wanted if isinstance(wanted, int) and wanted else 1
     if isinstance(error, KeyboardInterrupt):
         code = 130
     try:

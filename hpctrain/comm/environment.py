@@ -25,6 +25,7 @@ SIZES = (  # variable with the number of ranks, with this rank, and who sets bot
 )
 SRUN_OPTION = {"MPICH": "pmi2", "Open MPI": "pmix"}  # what srun needs to reach this library
 SWITCH = "HPCTRAIN_MPI"
+MITIGATION = "OMPI_MCA_mpi_ft_enable"  # set for its ranks by Open MPI's `mpirun --with-ft ulfm`
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ def announced(environ: Mapping[str, str]) -> Announced:
         launcher = SRUN if environ.get("PMIX_NAMESPACE", "").startswith("slurm.") else "a PMIx launcher"
         return Announced(None, _number(environ, "PMIX_RANK"), None, launcher)
     return _announced_by_slurm(environ)
+
+
+def is_mitigating(environ: Mapping[str, str]) -> bool:
+    """Whether Open MPI was started so that ranks may be lost."""
+    return environ.get(MITIGATION, "0").lower() in ("1", "true", "yes")
 
 
 def wants_mpi(environ: Mapping[str, str]) -> bool:

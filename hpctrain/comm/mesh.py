@@ -6,9 +6,11 @@ A mesh is built from any communicator, also a part of one, and duplicates it: a 
 import atexit
 import os
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 
 from hpctrain.comm import abort
+from hpctrain.comm.environment import is_mitigating
 from hpctrain.comm.group import Group
 from hpctrain.comm.meeting import Meeting
 from hpctrain.comm.nodes import join_node
@@ -63,7 +65,7 @@ class Mesh:
         if grid.num_ranks != size:
             raise ValueError(f"a layout of {grid.num_ranks} ranks does not fit {size} ranks")
         self.grid, self.progress = grid, progress or Progress()
-        self.world = Group(duplicate(comm), self.progress)
+        self.world = Group(duplicate(comm, self.progress), self.progress)
         self.rank = self.world.rank
         try:
             self.tuning = shared_tuning(self.world, tuning)
@@ -103,19 +105,19 @@ class Mesh:
 
     def add_group(self) -> Group:
         """A further group of the replicas, on a ring of its own; closed with the mesh. Collective."""
-        self.groups.append(Group(duplicate(self.data.comm), self.progress))
+        self.groups.append(Group(duplicate(self.data.comm, self.progress), self.progress))
         self._join_node(self.groups[-1], stage_bytes=0)
         self.groups[-1].ring.constants = self.tuning.constants
         return self.groups[-1]
 
     def add_world(self) -> Group:
         """A further group of all ranks; closed with the mesh. Collective."""
-        self.parts.append(Group(duplicate(self.world.comm), self.progress))
+        self.parts.append(Group(duplicate(self.world.comm, self.progress), self.progress))
         return self.parts[-1]
 
     def add_pipe(self) -> Group:
         """A further group of the stages of this replica; closed with the mesh. Collective."""
-        self.parts.append(Group(duplicate(self.pipe.comm), self.progress))
+        self.parts.append(Group(duplicate(self.pipe.comm, self.progress), self.progress))
         return self.parts[-1]
 
     def drop(self, group: Group) -> None:
@@ -141,7 +143,7 @@ class Mesh:
         if self.world.comm is None:
             return None
         if self.grid.num_stages == 1:
-            return duplicate(self.world.comm)
+            return duplicate(self.world.comm, self.progress)
         return split(self.world, color, key)
 
     def close(self) -> None:
@@ -178,16 +180,30 @@ class Mesh:
             self.close()
 
 
-def duplicate(comm):
-    """A private copy of `comm`; None of None. Collective, waited for politely."""
+def duplicate(comm, progress: Progress | None = None):
+    """A private copy of `comm`; None of None. Collective, waited for politely, while `progress` moves on."""
     if comm is None:
         return None
     copy, request = comm.Idup()
-    wait_until(request.Test, partial(tell_of_absence, comm.rank, comm.size))
+    with leaving(comm):
+        late = partial(tell_of_absence, comm.rank, comm.size)
+        wait_until(lambda: request.Test() or (progress is not None and progress.poll()), late)
     return copy
 
 
 def split(group: Group, color: int, key: int):
     """A communicator of the ranks of `group` that give the same color, in order of their keys. Collective."""
-    group.barrier()  # waits politely, which Split does not
-    return group.comm.Split(color, key)
+    with leaving(group.comm):
+        group.barrier()  # waits politely, which Split does not
+        return group.comm.Split(color, key)
+
+
+@contextmanager
+def leaving(comm):
+    """Who leaves what is done together on `comm`, for another rank is lost, has all others leave it too."""
+    try:
+        yield
+    except RuntimeError:
+        if is_mitigating(os.environ):
+            comm.Revoke()
+        raise

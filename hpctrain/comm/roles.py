@@ -30,7 +30,7 @@ class Roles:
             raise ValueError(f"servers={servers}: {have} none to train; start more, as mpirun -n {servers + 1}")
         self.num_servers, self.num_workers = servers, size - servers
         self.progress = progress or Progress()
-        self.everybody = Group(duplicate(comm), self.progress)
+        self.everybody = Group(duplicate(comm, self.progress), self.progress)
         self.rank, self.client = self.everybody.rank, None
         self.is_server = self.rank >= self.num_workers
         self.server = self.rank - self.num_workers if self.is_server else None

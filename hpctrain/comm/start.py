@@ -7,13 +7,17 @@ here, before MPI_Init would end it unexplained.
 import os
 import socket
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hpctrain.comm import abort, environment
 from hpctrain.comm.children import watch_children
 from hpctrain.comm.progress import LATE_SECONDS
 
 OPEN_MPI_ONE_SIDED = "OMPI_MCA_osc"  # what moves data between its windows; through ours none is moved
+START_SECONDS = 600.0  # in which all ranks are in MPI_Init; where one may be lost, nothing else ends the others there
 LITTLE_SHARED_MEMORY = 16 << 20  # bytes; 8 ranks of MPICH take 8 MiB
 
 
@@ -52,12 +56,32 @@ def start_mpi():
             environment.check_launcher(said, library)
         warn_of_little_shared_memory(said)
         os.environ.setdefault(OPEN_MPI_ONE_SIDED, "^ucx")  # which warns of itself at each window where it has no use
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        limit = START_SECONDS if environment.is_mitigating(os.environ) else None
+        with within(limit, "MPI_Init does not end; was a rank lost in it, or before?"):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     environment.check_world(said, MPI.COMM_WORLD.size, library)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
         print("MPI grants less than MPI_THREAD_MULTIPLE: some libraries then wait 100 times slower", file=sys.stderr)
     watch_children(MPI.COMM_WORLD.rank)
     return MPI.COMM_WORLD
+
+
+@contextmanager
+def within(seconds: float | None, fault: str) -> Iterator[None]:
+    """Ends this process, with a line and the code of a lost rank, where what is inside takes longer."""
+
+    def end() -> None:
+        print(f"hpctrain: {fault}", file=sys.stderr, flush=True)
+        os._exit(abort.LOST)
+
+    timer = threading.Timer(seconds or 0, end)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def warn_of_little_shared_memory(said: environment.Announced) -> None:

@@ -7,13 +7,15 @@ know, whatever it is waiting for: by messages, by servers, or for nobody.
 """
 
 import os
+import time
 from collections.abc import Mapping
 
 import numpy as np
 
-from hpctrain.comm.mesh import duplicate
+from hpctrain.comm.environment import is_mitigating
+from hpctrain.comm.progress import Backoff, wait_until
 
-SWITCH = "OMPI_MCA_mpi_ft_enable"  # set for its ranks by Open MPI's `mpirun --with-ft ulfm`
+NEWS_SECONDS = 10.0  # in which every rank hears of a loss
 
 
 def check_mitigation(library: str, env: Mapping[str, str] = os.environ) -> None:
@@ -25,11 +27,6 @@ def check_mitigation(library: str, env: Mapping[str, str] = os.environ) -> None:
         raise ValueError("needs `mpirun --with-ft ulfm`, or Open MPI ends the job with the first rank that is lost")
 
 
-def is_mitigating(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether Open MPI was started so that ranks may be lost."""
-    return env.get(SWITCH, "0").lower() in ("1", "true", "yes")
-
-
 class Survivors:
     """The ranks of `comm`, and after each `shrink` those of them that are left, in the same order. Collective.
 
@@ -37,10 +34,15 @@ class Survivors:
     """
 
     def __init__(self, comm):
-        self.comm = duplicate(comm)
+        self.comm, request = comm.Idup()
+        wait_until(request.Test)
         self._launched = comm.group
         self._word, self._receive = np.empty(1, np.uint8), None
         self._before: list = []  # what MPI may still look at
+
+    def explain(self, error: BaseException) -> bool:
+        """Whether `error` is due to a loss."""
+        return is_due_to_loss(error, self.comm)
 
     def poll(self) -> bool:
         from mpi4py import MPI
@@ -83,12 +85,28 @@ def _numbers(group, of_group) -> list[int]:
     return list(MPI.Group.Translate_ranks(group, list(range(group.size)), of_group))
 
 
-def is_loss(error: BaseException | None) -> bool:
+def is_loss(error: BaseException) -> bool:
     """Whether MPI tells by it, or by what led to it, that ranks are lost."""
     from mpi4py import MPI
 
-    while error is not None:
-        if isinstance(error, MPI.Exception):
-            return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    told, losses = _of_mpi(error), (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    return told is not None and told.Get_error_class() in losses
+
+
+def is_due_to_loss(error: BaseException, comm) -> bool:
+    """As `is_loss`. Operations in several steps, as Idup, only tell that they failed, and then `comm` tells why."""
+    if is_loss(error) or _of_mpi(error) is None:
+        return is_loss(error)
+    backoff, deadline = Backoff(), time.monotonic() + NEWS_SECONDS
+    while not (found := comm.Get_failed().size > 0 or comm.Is_revoked()) and time.monotonic() < deadline:
+        backoff.pause()
+    return found
+
+
+def _of_mpi(error: BaseException | None):
+    """That, or what led to it, if it is an error of MPI; else None."""
+    from mpi4py import MPI
+
+    while error is not None and not isinstance(error, MPI.Exception):
         error = error.__context__
-    return False
+    return error

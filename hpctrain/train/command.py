@@ -9,9 +9,10 @@ from functools import partial
 from importlib import util
 from pathlib import Path
 
-from hpctrain.comm.environment import cores_allowed, crowding, threads_per_rank
+from hpctrain.comm.abort import RankLost
+from hpctrain.comm.environment import cores_allowed, crowding, is_mitigating, threads_per_rank
 from hpctrain.comm.mesh import Mesh
-from hpctrain.comm.survivors import check_mitigation, is_mitigating
+from hpctrain.comm.survivors import check_mitigation, is_due_to_loss
 from hpctrain.config import Config, UsageError, parse
 from hpctrain.config.combinations import allowed_changes
 from hpctrain.config.idle import idle_flags
@@ -37,13 +38,17 @@ def run(argv: list[str], comm) -> int:
     try:
         with ExitStack() as held:
             return train(argv, comm, signals, held)
+    except RuntimeError as error:
+        if not is_mitigating(os.environ) or not is_due_to_loss(error, comm):
+            raise
+        raise RankLost("another rank was lost, and the run does not go on without it") from None
     finally:
         signals.close()
 
 
 def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
     """As `run`; what `signals` note is obeyed after the first step, at the earliest. Rank 0 holds the run's folder."""
-    mesh = Mesh(comm, shares_memory=not is_mitigating())
+    mesh = Mesh(comm, shares_memory=not is_mitigating(os.environ))
     if mesh.world.size > 1:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
     if hasattr(sys.stdout, "reconfigure"):

@@ -19,7 +19,7 @@ from hpctrain.comm import abort
 from hpctrain.comm.group import Group
 from hpctrain.comm.mesh import duplicate
 from hpctrain.comm.progress import Progress
-from hpctrain.comm.survivors import Survivors, is_loss
+from hpctrain.comm.survivors import Survivors
 from hpctrain.config import UsageError
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.train.resume import Start
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hpctrain.train.shard import Shard
     from hpctrain.train.train_state import TrainState
     from hpctrain.train.trainer import Trainer
-
-LOST = 77  # exit code of a run that lost a rank which it cannot do without
 
 
 class Survival:
@@ -82,7 +80,7 @@ class Survival:
             try:
                 code = carry_out(self.survivors.comm, start)
             except RuntimeError as error:
-                if not is_loss(error):
+                if not self.survivors.explain(error):
                     raise
                 self._kept.append(error)
             if self.survivors.all_finished(code is not None):
@@ -127,7 +125,7 @@ class Survival:
             group = Group(duplicate(self.survivors.comm), self.progress())
             known = group.all_gather_json(self.trainer is not None or self.shard is not None)
         except RuntimeError as error:
-            if not is_loss(error):
+            if not self.survivors.explain(error):
                 raise
             self._kept.append(error)
             return False
@@ -140,7 +138,7 @@ class Survival:
             who = "all workers are" if all(self._serves) else "a server, which held what no other rank has, is"
             goes = f"--resume auto --run-dir {folder} goes on from what was saved"
             print(f"hpctrain: {who} lost; {goes}", file=sys.stderr)
-        return LOST
+        return abort.LOST
 
     def _tell(self) -> None:
         """Who is lost, and what the others are called from here on."""
