@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 
@@ -112,7 +113,7 @@ def finalize() -> None:
     """Ends MPI, politely after the last rank has come. Collective over those that are left."""
     if _survivors:
         with suppress(RuntimeError):  # that another one is lost now is of no interest any more
-            wait_until(_survivors[-1].Ibarrier().Test)
+            wait_until(_survivors[-1].Iagree(array("i", [1])).Test)
     else:
         wait_until(_world().Ibarrier().Test)
     for end in _before_finalize:

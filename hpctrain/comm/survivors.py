@@ -98,9 +98,13 @@ def is_due_to_loss(error: BaseException, comm) -> bool:
     if is_loss(error) or _of_mpi(error) is None:
         return is_loss(error)
     backoff, deadline = Backoff(), time.monotonic() + NEWS_SECONDS
-    while not (found := comm.Get_failed().size > 0 or comm.Is_revoked()) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            comm.Iprobe()
+        except RuntimeError as other:
+            return is_loss(other)
         backoff.pause()
-    return found
+    return False
 
 
 def _of_mpi(error: BaseException | None):

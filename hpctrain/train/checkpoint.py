@@ -79,6 +79,10 @@ class Checkpoints:
             self._or_tell(self._wait, self._begun)
             self.mesh.progress.begin("what follows a checkpoint")
 
+    def has(self, step: int) -> bool:
+        """Whether one of that step was saved. Collective."""
+        return on_first(self.mesh.world, lambda: (self.root / files.name_of(step)).exists())
+
     def give_up(self) -> None:
         """This rank writes no more of what was begun, which will not be whole."""
         self._given_up.set()

@@ -1,5 +1,6 @@
 """The `train` command up to the point where torch is needed: read, check, agree, lay out, make the run folder."""
 
+import math
 import os
 import socket
 import sys
@@ -79,8 +80,9 @@ def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
         announce(config, folder, mesh.world.size)
     carry = partial(carry_out, config, folder, tuning=Tuning.of(prepared["tuning"]), signals=signals)
     if config.on_rank_loss == "continue" and mesh.size > 1:
+        seconds = config.stall_seconds if all(mesh.world.all_gather_json(folder.exists())) else math.inf
         mesh.close()
-        return Survival(comm, config.servers).run(carry, folder, start, held)
+        return Survival(comm, config.servers, seconds).run(carry, folder, start, held)
     return carry(comm, start, mesh)
 
 

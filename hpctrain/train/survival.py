@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from hpctrain.comm.group import Group
 from hpctrain.comm.mesh import duplicate
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.survivors import Survivors
+from hpctrain.comm.watchdog import Watchdog
 from hpctrain.config import UsageError
 from hpctrain.report.streams import PrefixedStream
 from hpctrain.train.resume import Start
@@ -35,15 +36,18 @@ if TYPE_CHECKING:
 class Survival:
     """Of a launch on `comm`, of whose ranks the last `num_servers` serve. Collective.
 
+    `stall_seconds`: how long those that are left may take to come together, before they are ended as stalled.
     `trainer`: what this worker has come to, `shard`: what this server has; None until it has something.
     """
 
-    def __init__(self, comm, num_servers: int):
+    def __init__(self, comm, num_servers: int, stall_seconds: float):
         self.survivors, self._num_servers = Survivors(comm), num_servers
+        abort.go_on_with(self.survivors.comm)
         self.trainer: Trainer | None = None
         self.recorder: Recorder | None = None  # of rank 0
         self.shard: Shard | None = None
         self.lost: list[int] = []  # by the numbers of the launch
+        self._stall_seconds = stall_seconds
         self._serves = [rank >= comm.size - num_servers for rank in range(comm.size)]
         self._holds_folder = comm.rank == 0
         self._kept: list = []  # errors, whose frames hold the memory of messages that may still be on their way
@@ -83,11 +87,12 @@ class Survival:
                 if not self.survivors.explain(error):
                     raise
                 self._kept.append(error)
-            if self.survivors.all_finished(code is not None):
-                return code
-            self._let_go()
-            while not self._come_together():
-                pass
+            with self._watching(folder) if code is None else nullcontext():
+                if self.survivors.all_finished(code is not None):
+                    return code
+                self._let_go()
+                while not self._come_together():
+                    pass
             self._tell()
             if sum(self._serves) < self._num_servers or all(self._serves):
                 return self._give_up(folder)
@@ -102,6 +107,15 @@ class Survival:
             held.enter_context(alone_in(folder))
         except UsageError as error:
             print(f"note: {error}", file=sys.stderr)
+
+    def _watching(self, folder: Path) -> Watchdog:
+        """While ranks come together: one that is stopped, not lost, would keep the others for ever."""
+        from hpctrain.train.stall import end
+
+        progress, rank, size = Progress(), self.survivors.comm.rank, self.survivors.comm.size
+        progress.begin("coming together without those that are lost")
+        others = [other for other in range(size) if other != rank]
+        return Watchdog(progress, self._stall_seconds, folder, rank, size, lambda doing: (str(doing), others), end)
 
     def _let_go(self) -> None:
         """Of what was under way, but for the messages."""

@@ -76,15 +76,27 @@ class Trainer:
             parameter.data = torch.empty(0, dtype=parameter.dtype)
 
     def _train(self) -> None:
-        state = self.state
+        if self.lost_ranks and self.state.step:
+            self._catch_up()
         while not self.is_done:
             self._run_until(self._next_stop())
-            if self._is_evaluated(state.step):
-                began = time.perf_counter()
-                metrics = self.evaluate()
-                self.note({"step": state.step, "eval": metrics, "seconds": time.perf_counter() - began})
-                self._watch(metrics)
+            self._look()
             self._save()
+
+    def _catch_up(self) -> None:
+        """With what follows the last step, where the loss of a rank came between."""
+        if self.state.evaluated_step != self.state.step:
+            self._look()
+        if self._is_saved(self.state.step) and not self.checkpoints.has(self.state.step):
+            self.checkpoints.save_or_tell(self.state)
+
+    def _look(self) -> None:
+        """Evaluates, where it is time to."""
+        if self._is_evaluated(self.state.step):
+            began, step = time.perf_counter(), self.state.step
+            metrics = self.evaluate()
+            self.note({"step": step, "eval": metrics, "seconds": time.perf_counter() - began})
+            self._watch(metrics)
 
     @property
     def is_done(self) -> bool:
@@ -94,12 +106,11 @@ class Trainer:
         """Where it is time to, or where this is the end: the last step, or that after which a signal is obeyed."""
         if self.checkpoints is None:
             return
-        every = self.config.checkpoint_every
         if self._is_asked_to_stop() and not self.is_done:
             folder = self.checkpoints.save(self.state)
             run = folder.parent.parent
             raise Interrupted(f"asked to stop: saved in {folder}; --resume auto --run-dir {run} goes on")
-        if every is not None and (self.is_done or self.state.step % every == 0):
+        if self._is_saved(self.state.step):
             self.checkpoints.save_or_tell(self.state)
 
     def _is_asked_to_stop(self) -> bool:
@@ -133,6 +144,10 @@ class Trainer:
             "samples_per_second": state.rows / state.seconds if state.seconds else None,
             "step_seconds": seconds,
         }
+
+    def _is_saved(self, step: int) -> bool:
+        every = self.config.checkpoint_every
+        return every is not None and (self.is_done or step % every == 0)
 
     def _is_evaluated(self, step: int) -> bool:
         every = self.config.eval_every
