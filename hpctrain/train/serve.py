@@ -20,7 +20,7 @@ def serve(config: Config, folder: Path, roles: Roles, signals: StopSignals, surv
         record = files.enter_context(open_log(folder, roles.server)) if config.record_log else None
         server = ParameterServer(roles, record, signals.was_asked, survival.shard if survival else None)
         if survival is not None:
-            survival.shard = server.shard
+            survival.shard, survival.writing = server.shard, server.writing
         with watching_server(config, folder, roles, server.shard):
             figures = server.serve()
     sent = [server.outbox.bytes_sent, server.outbox.messages_sent, server.outbox.control_messages]

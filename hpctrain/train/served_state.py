@@ -41,7 +41,7 @@ class ServedState:
     def __init__(self, shard: Shard, description: Description, server: int, num_servers: int):
         self._shard, self._server, self._num_servers = shard, server, num_servers
         self._part = description.parts[server]
-        self._background = Background()
+        self.background = Background()
         self._steps = description.settings.update == "server"
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,12 +66,12 @@ class ServedState:
         part, name = Path(question["folder"]), f"server-{self._server:04d}"
         pieces = list(self._pieces(question["places"]))
         tensors, note = stored(pieces), {"contents": described(pieces), "items_seen": 0}
-        self._background.wait()
-        self._background.start(lambda: write_noted(part, name, tensors, note))
+        self.background.wait()
+        self.background.start(lambda: write_noted(part, name, tensors, note))
         return {}
 
     def _wait(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        faults = self._background.wait()
+        faults = self.background.wait()
         return {"fault": faults[0]} if faults else {}
 
     def _load(self, question: Mapping[str, Any]) -> dict[str, Any]:

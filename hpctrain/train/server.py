@@ -18,6 +18,7 @@ from hpctrain.comm.outbox import Outbox
 from hpctrain.comm.progress import Backoff
 from hpctrain.comm.roles import Roles
 from hpctrain.train.answers import Answers
+from hpctrain.train.background import Background
 from hpctrain.train.iteration import Refused
 from hpctrain.train.memory import MessageMemory
 from hpctrain.train.served_state import ServedState
@@ -54,6 +55,7 @@ class ParameterServer:
         told = roles.everybody.broadcast_json(None)
         self.description = Description.from_json(told) if told else None
         self.shard: Shard | None = None
+        self.writing: Background | None = None
         if self.description is None:
             return
         self._dtype = self.description.torch_dtype
@@ -66,6 +68,7 @@ class ParameterServer:
             self.shard = self._build_shard(initial, log)
         self.answers = Answers(self.shard, self.outbox, self._memory, self._dtype, was_asked)
         self._state = ServedState(self.shard, self.description, roles.server, roles.num_servers)
+        self.writing = self._state.background
 
     def _build_shard(self, initial: torch.Tensor, log: Callable[[dict], None] | None) -> Shard:
         description, roles = self.description, self._roles

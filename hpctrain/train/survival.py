@@ -28,6 +28,7 @@ from hpctrain.train.run_folder import alone_in
 
 if TYPE_CHECKING:
     from hpctrain.report.recorder import Recorder
+    from hpctrain.train.background import Background
     from hpctrain.train.shard import Shard
     from hpctrain.train.train_state import TrainState
     from hpctrain.train.trainer import Trainer
@@ -46,6 +47,7 @@ class Survival:
         self.trainer: Trainer | None = None
         self.recorder: Recorder | None = None  # of rank 0
         self.shard: Shard | None = None
+        self.writing: Background | None = None  # of this server
         self.lost: list[int] = []  # by the numbers of the launch
         self._stall_seconds = stall_seconds
         self._serves = [rank >= comm.size - num_servers for rank in range(comm.size)]
@@ -87,10 +89,13 @@ class Survival:
                 if not self.survivors.explain(error):
                     raise
                 self._kept.append(error)
-            with self._watching(folder) if code is None else nullcontext():
+            progress = Progress()
+            with self._watching(progress, folder) if code is None else nullcontext():
                 if self.survivors.all_finished(code is not None):
                     return code
+                progress.begin("what is still being written", is_patient=True)
                 self._let_go()
+                progress.begin("coming together without those that are lost")
                 while not self._come_together():
                     pass
             self._tell()
@@ -108,12 +113,12 @@ class Survival:
         except UsageError as error:
             print(f"note: {error}", file=sys.stderr)
 
-    def _watching(self, folder: Path) -> Watchdog:
+    def _watching(self, progress: Progress, folder: Path) -> Watchdog:
         """While ranks come together: one that is stopped, not lost, would keep the others for ever."""
         from hpctrain.train.stall import end
 
-        progress, rank, size = Progress(), self.survivors.comm.rank, self.survivors.comm.size
-        progress.begin("coming together without those that are lost")
+        rank, size = self.survivors.comm.rank, self.survivors.comm.size
+        progress.begin("hearing who is lost")
         others = [other for other in range(size) if other != rank]
         return Watchdog(progress, self._stall_seconds, folder, rank, size, lambda doing: (str(doing), others), end)
 
@@ -123,6 +128,8 @@ class Survival:
             self.recorder.close()
         if self.trainer is not None:
             self.trainer.let_go()
+        if self.writing is not None:
+            self.writing.wait()
         self.recorder = None
 
     def _come_together(self) -> bool:
