@@ -93,6 +93,56 @@ def test_what_depends_on_the_ranks_goes_on_too(tmp_path, ranks, deaths, flags):
     assert sum(each[-9:]) < sum(each[:9])
 
 
+ACCOUNT, AGAIN = "1@hpctrain.train.trainer:Trainer._account:5", "hpctrain.train.survival:Survival"
+SAVES = ("--checkpoint-every", "3", "--eval-every", "4")
+
+
+@pytest.mark.parametrize(
+    "ranks, places, flags",
+    [
+        (4, f"{ACCOUNT}+2@hpctrain.comm.mesh:duplicate:8", ()),
+        (4, f"{ACCOUNT}+2@{AGAIN}._come_together", ()),
+        (3, "1@hpctrain.train.carry_out:Mesh", ()),
+        (3, "1@hpctrain.train.checkpoint:Checkpoints._begin:7+0@hpctrain.train.evaluation:Evaluation.run:2", SAVES),
+    ],
+    ids=["as others build again", "as others come together", "before anything is built", "evaluating and saving"],
+)
+def test_whatever_the_ranks_are_in(alone, tmp_path, ranks, places, flags):
+    """What follows the step that they go on from is made up for: its evaluation, its checkpoint."""
+    run = tmp_path / "run"
+    result = strike(ranks, places, "--run-dir", run, *flags)
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result
+    told, found = summary(run), losses(run)
+    assert told["done"] and sorted(told["lost_ranks"]) == dead(places.replace("@", ":")), told["lost_ranks"]
+    assert [step for step, _ in found] == [*range(1, STEPS + 1)] and dict(found) == pytest.approx(
+        dict(alone(DYING)), rel=1e-9
+    )
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    evaluated = {line["step"] for line in lines if "eval" in line}
+    assert not flags or evaluated == {4, 8, 12, 16, 20} and (run / "checkpoints/step-000020").is_dir()
+
+
+@pytest.mark.parametrize(
+    "places, flags, code, line",
+    [
+        ("1@hpctrain.comm.abort:finalize", (), 0, "held-out"),
+        ("1@hpctrain.train.command:find", (), 77, "another rank was lost"),
+        (f"{ACCOUNT}+2@{AGAIN}._let_go:1:STOP", ("--stall-seconds", "3"), 76, "likely culprit: ranks 1, 2"),
+    ],
+    ids=["at the very end", "before the run", "one that is frozen as the others come together"],
+)
+def test_no_rank_is_left_waiting(tmp_path, places, flags, code, line):
+    result = strike(4, places, "--run-dir", tmp_path / "run", *flags)
+    assert result.returncode == code and "Traceback" not in result.stderr, result
+    assert line in result.stdout + result.stderr, result
+
+
+def strike(ranks, places, *flags):
+    command = train(DYING, *CONTINUE, *flags)
+    command[2:3] = ["tests.failing.struck", places]
+    return run([*mpirun(), *MITIGATION, "-n", str(ranks), *command], timeout=280, env=launcher_env())
+
+
 def test_a_lost_server_ends_the_run_by_name(tmp_path):
     """It held what nobody else has; what was saved is there."""
     argv = train(DYING, *CONTINUE, "--servers", "1", "--steps", 100000, "--run-dir", tmp_path / "run")
