@@ -17,6 +17,7 @@ from hpctrain.comm.children import watch_children
 from hpctrain.comm.progress import LATE_SECONDS
 
 OPEN_MPI_ONE_SIDED = "OMPI_MCA_osc"  # what moves data between its windows; through ours none is moved
+OPEN_MPI_LEAVES = "OMPI_MCA_async_mpi_finalize"  # MPI_Finalize without its own fence: after losses that may never end
 START_SECONDS = 600.0  # in which all ranks are in MPI_Init; where one may be lost, nothing else ends the others there
 LITTLE_SHARED_MEMORY = 16 << 20  # bytes; 8 ranks of MPICH take 8 MiB
 
@@ -56,7 +57,10 @@ def start_mpi():
             environment.check_launcher(said, library)
         warn_of_little_shared_memory(said)
         os.environ.setdefault(OPEN_MPI_ONE_SIDED, "^ucx")  # which warns of itself at each window where it has no use
-        limit = START_SECONDS if environment.is_mitigating(os.environ) else None
+        limit = None
+        if environment.is_mitigating(os.environ):
+            limit = START_SECONDS
+            os.environ.setdefault(OPEN_MPI_LEAVES, "1")  # all that are left have agreed to leave before it
         with within(limit, "MPI_Init does not end; was a rank lost in it, or before?"):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     environment.check_world(said, MPI.COMM_WORLD.size, library)

@@ -53,6 +53,7 @@ def dead(deaths):
     [
         (DYING, 4, "1:5+0:9", ("--checkpoint-every", "3", "--checkpoint-async", "--eval-every", "4")),
         (DYING, 4, "2:5+3:5", ("--on-nan", "skip", "--loader-workers", "1")),
+        (DYING, 4, "0:5+1:7+2:9", ()),
         (DYING, 5, "1:5", ("--servers", "2")),
         (DYING, 4, "1:5+0:9", ("--servers", "1", "--update", "worker")),
         (RECOMMENDER, 3, "1:5", ()),
