@@ -36,7 +36,7 @@ class Survivors:
     def __init__(self, comm):
         self.comm, request = comm.Idup()
         wait_until(request.Test)
-        self._launched = comm.group
+        self._launched, self._launch = comm.group, comm
         self._word, self._receive = np.empty(1, np.uint8), None
         self._before: list = []  # what MPI may still look at
 
@@ -70,6 +70,7 @@ class Survivors:
         before = self.comm
         before.Revoke()
         self.comm = before.Shrink()
+        self._launch.Ack_failed()  # these explain no error of later on
         self._word, self._receive = np.empty(1, np.uint8), None
         return _numbers(self.comm.group, before.group)
 
