@@ -53,10 +53,14 @@ class Survivors:
         return False
 
     def all_finished(self, finished: bool) -> bool:
-        """Whether all that are left say so, and nobody was lost. All hear the same."""
+        """Whether all that are left say so. All hear the same."""
         self.comm.Ack_failed()
+        return self.all_are(finished)
+
+    def all_are(self, there: bool) -> bool:
+        """Whether all say so, and nobody was lost. All hear the same."""
         try:
-            return bool(self.comm.Agree(int(finished)))
+            return bool(self.comm.Agree(int(there)))
         except RuntimeError as error:
             if not is_loss(error):
                 raise

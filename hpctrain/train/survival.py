@@ -133,7 +133,7 @@ class Survival:
         self.recorder = None
 
     def _come_together(self) -> bool:
-        """False where another rank was lost meanwhile."""
+        """False, on all, where another rank was lost meanwhile."""
         before = self.survivors.launched_as
         left = self.survivors.shrink()
         abort.go_on_with(self.survivors.comm)
@@ -142,17 +142,23 @@ class Survival:
         self._serves = [self._serves[rank] for rank in left]
         if self.shard is not None and workers:
             self.shard.keep_workers(workers)
+        known = None
         try:
-            group = Group(duplicate(self.survivors.comm), self.progress())
-            known = group.all_gather_json(self.trainer is not None or self.shard is not None)
+            known = self._who_knows()
         except RuntimeError as error:
             if not self.survivors.explain(error):
                 raise
             self._kept.append(error)
+        if not self.survivors.all_are(known is not None):
             return False
         if not all(known):  # some had not begun: the run begins again, from its checkpoint where it had one
             self.trainer = self.shard = None
         return True
+
+    def _who_knows(self) -> list[bool]:
+        """Of each rank, whether it has something to go on from. Collective."""
+        group = Group(duplicate(self.survivors.comm), self.progress())
+        return group.all_gather_json(self.trainer is not None or self.shard is not None)
 
     def _give_up(self, folder: Path) -> int:
         if self.survivors.comm.rank == 0:

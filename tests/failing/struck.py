@@ -1,7 +1,8 @@
 """`python -m tests.failing.struck PLACES flags...`: as `python -m hpctrain`, where ranks get a signal at a place.
 
 `1@hpctrain.train.run:final_weights+0@hpctrain.train.run:save:2:STOP`: rank 1 is killed as it calls that, rank 0 is
-stopped as it calls that for the second time. A function is named where it is called from.
+stopped as it calls that for the second time; `LOSS`: it hears of a loss at the end of that. A function is named where
+it is called from.
 """
 
 import functools
@@ -27,10 +28,20 @@ def strike(place: str) -> None:
     @functools.wraps(struck)
     def call(*args, **kwargs):
         if next(calls) == int(number):
+            if what == "LOSS":
+                struck(*args, **kwargs)
+                fail()
             os.kill(os.getpid(), getattr(signal, f"SIG{what}"))
         return struck(*args, **kwargs)
 
     setattr(owner, name, call)
+
+
+def fail() -> None:
+    """As where another rank is lost."""
+    from mpi4py import MPI
+
+    raise MPI.Exception(MPI.ERR_PROC_FAILED)
 
 
 if __name__ == "__main__":
