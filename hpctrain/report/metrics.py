@@ -16,7 +16,8 @@ class MetricsFile:
 
     def __init__(self, path: str | Path, last: float = math.inf):
         self._file = Path(path).open("ab")  # noqa: SIM115 - open for as long as the run lasts
-        self._file.truncate(_end_of(last, Path(path)))
+        end, self.last_step = _kept(last, Path(path))
+        self._file.truncate(end)
 
     def write(self, line: dict[str, Any]) -> None:
         """Adds one object; its values are what JSON has: numbers, text, bool, None, and lists and dicts of these.
@@ -54,15 +55,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _end_of(step: float, path: Path) -> int:
-    """Bytes before the first line of a later step; before one that is no such line, as a killed run may leave it."""
-    end = 0
+def _kept(step: float, path: Path) -> tuple[int, int]:
+    """Bytes before the first line of a later step, or before one that is no such line, as a killed run may leave it;
+    and the step of the line before that, 0 where there is none.
+    """
+    end = last = 0
     with path.open("rb") as file:
         for line in file:
             try:
-                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                if not line.endswith(b"\n") or (found := json.loads(line)["step"]) > step:
                     break
             except (ValueError, TypeError, KeyError):
                 break
-            end += len(line)
-    return end
+            end, last = end + len(line), found
+    return end, last

@@ -33,6 +33,11 @@ class Recorder:
         if self._curves:
             self._curves.add(line)
 
+    def make_up(self, line: dict[str, Any]) -> None:
+        """Notes a step, unless whoever noted before has."""
+        if line["step"] > self._metrics.last_step:
+            self.note(line)
+
     def _tell_first_skip(self, reason: str | None) -> None:
         if reason and not self._skipped:
             self._skipped = True

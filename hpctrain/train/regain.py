@@ -5,14 +5,13 @@ yet, and then its state is everybody's. Where servers step, they hold the weight
 last step that is whole on all of them counts, and the rows of that step are trained on again.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from hpctrain.comm.mesh import Mesh
-from hpctrain.plan.program import NOTHING
+from hpctrain.plan.program import ALL, NOTHING
 from hpctrain.train.checkpoint_pieces import DTYPES
 from hpctrain.train.errors import on_first
 from hpctrain.train.served_state import ask_servers
@@ -30,12 +29,15 @@ def regain(old: "Trainer", new: "Trainer") -> TrainState:
     that answer.
     """
     mesh, update = new.mesh, new.executor.update
+    counts = 0  # whose counts are those of the step
     if update.steps:
         made = mesh.world.all_gather_json(old.executor.update.num_made(old.state.step))
         step = max(made)
         if made[mesh.rank] == step:
             old.executor.update.forget_step()
-        tensors = _everybodys(_held(old, mesh.replica), made.index(step), mesh, is_needed=min(made) < step)
+        leader = made.index(step)
+        counts = leader if update.served != ALL else 0
+        tensors = _everybodys(_held(old, mesh.replica), leader, mesh, is_needed=min(made) < step)
     else:
         tensors = _held(old, mesh.replica)
         stands = on_first(mesh.world, lambda: ask_servers(update.client, {"do": "stand"}))
@@ -48,7 +50,9 @@ def regain(old: "Trainer", new: "Trainer") -> TrainState:
     update.items_seen = old.executor.update.items_seen
     new.resumed_from = old.resumed_from
     new.checkpoints.count_on_from(old.checkpoints)
-    return _state_at(step, old, mesh)
+    state, line = _state_at(step, old, mesh, counts)
+    new.last_line = line if update.served != ALL else None  # of workers that push each has noted its own
+    return state
 
 
 def _held(old: "Trainer", replica: int) -> Tensors:
@@ -75,12 +79,12 @@ def _everybodys(held: Tensors, leader: int, mesh: Mesh, is_needed: bool) -> Tens
     return own
 
 
-def _state_at(step: int, old: "Trainer", mesh: Mesh) -> TrainState:
-    """As rank 0 has counted, of `step`."""
-
-    def told() -> Mapping:
-        state, count = old.state, old.executor.batches.sampler.num_rows_of
+def _state_at(step: int, old: "Trainer", mesh: Mesh, counts: int) -> tuple[TrainState, dict | None]:
+    """Of `step`, as rank `counts` has it, and what is noted of that step if it knows."""
+    told = None
+    if mesh.rank == counts:
+        state, count, line = old.state, old.executor.batches.sampler.num_rows_of, old.last_line
         rows = state.rows + sum(map(count, range(state.step, step))) - sum(map(count, range(step, state.step)))
-        return replace(state, step=step, rows=rows).told()
-
-    return TrainState(**on_first(mesh.world, told))
+        told = [replace(state, step=step, rows=rows).told(), line if line and line["step"] == step else None]
+    state, line = mesh.world.broadcast_json(told, counts)
+    return TrainState(**state), line

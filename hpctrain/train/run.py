@@ -119,6 +119,8 @@ def begin_recording(trainer: Trainer, folder: Path, start: Start, roles: Roles |
     trainer.note = recorder.note
     if start.survival is not None:
         start.survival.recorder = recorder
+    if trainer.last_line is not None:
+        recorder.make_up(trainer.last_line)
     return recorder
 
 

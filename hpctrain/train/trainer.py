@@ -36,6 +36,7 @@ class Trainer:
         self.state = TrainState()
         self.resumed_from: int | None = None  # the step, of a run that went on
         self.lost_ranks: list[int] = []  # of the launch, without which it went on
+        self.last_line: dict | None = None  # noted of a step
         self.longest_run = 1  # steps without an empty pipeline between them
         self.rate = partial(
             learning_rate,
@@ -185,19 +186,18 @@ class Trainer:
         if result.loss is not None:
             state.final_loss = result.loss
             state.first_loss = result.loss if state.first_loss is None else state.first_loss
-        self.note(
-            {
-                "step": state.step,
-                "loss": result.loss,
-                "items": result.items,
-                "lr": self.rate(step),
-                "gradient_norm": result.gradient_norm,
-                "seconds": seconds,
-                "data_seconds": waited - self._waited,
-                "rows_per_second": rows / seconds,
-                "skipped": result.skipped,
-            }
-        )
+        self.last_line = {
+            "step": state.step,
+            "loss": result.loss,
+            "items": result.items,
+            "lr": self.rate(step),
+            "gradient_norm": result.gradient_norm,
+            "seconds": seconds,
+            "data_seconds": waited - self._waited,
+            "rows_per_second": rows / seconds,
+            "skipped": result.skipped,
+        }
+        self.note(self.last_line)
         self._began, self._waited = now, waited
 
     def check(self) -> None:

@@ -105,6 +105,7 @@ SAVES = ("--checkpoint-every", "3", "--eval-every", "4")
         (4, f"{ACCOUNT}+2@{AGAIN}._come_together", ()),
         (4, f"{ACCOUNT}+2@{AGAIN}._tell+3@{AGAIN}._who_knows:1:LOSS", ()),
         (3, "1@hpctrain.train.carry_out:Mesh", ()),
+        (3, "0@hpctrain.train.trainer:Trainer._account:5", ()),
         (3, "1@hpctrain.train.checkpoint:Checkpoints._begin:7+0@hpctrain.train.evaluation:Evaluation.run:2", SAVES),
     ],
     ids=[
@@ -112,6 +113,7 @@ SAVES = ("--checkpoint-every", "3", "--eval-every", "4")
         "as others come together",
         "as some have heard",
         "before anything is built",
+        "as others know of a step that is not noted",
         "evaluating and saving",
     ],
 )
