@@ -104,8 +104,8 @@ def _read_ahead(reader: Reader, requests: Iterable[Request], num_workers: int) -
     )
     try:
         yield from loader
-    except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:  # or as it hands over a batch
+        if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
             raise
         raise RankFailed(f"a process of --loader-workers was killed, most often for want of memory: {error}") from None
 

@@ -22,7 +22,7 @@ KINDS = {  # the schema of summary.json in collective mode
     "schedule": (str, type(None)),
     "steps": int,
     "resumed_from": (int, type(None)),
-    "lost_ranks": [int],
+    "lost_ranks": list,
     "stopped_early": bool,
     "first_loss": float,
     "final_loss": float,
