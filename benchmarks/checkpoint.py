@@ -59,7 +59,8 @@ def saving(mesh, folder: Path, nbytes: int):
         def dataset(self, split):
             return [(torch.ones(width), torch.zeros(width))] * mesh.size
 
-    config = Config(task="wide", global_batch_size=mesh.size, threads=1, optimizer="adam", num_microbatches=1)
+    task = f"{__file__}:Wide"
+    config = Config(task=task, global_batch_size=mesh.size, threads=1, optimizer="adam", num_microbatches=1)
     executor = build_executor(config, Wide(), mesh)
     executor.run_steps(0, 1)  # so that the optimizer has a state
     return Checkpoints(folder, replace(config, checkpoint_async=True, keep_checkpoints=1), executor, mesh)
