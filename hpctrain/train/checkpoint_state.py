@@ -32,9 +32,13 @@ class State:
         self.parameters = executor.stage.named_parameters()
         self.feedback = self.update.reduction if isinstance(self.update.reduction, FeedbackReduction) else None
 
-    def pieces(self, all_of_them: bool = False) -> Iterator[Piece]:
-        """What this rank writes: no two ranks write the same. Or all that it holds, the same as others do."""
-        own = set(self.parameters) if all_of_them else set(self._own(self.update.tied.own(self.parameters)))
+    def pieces(self, all_as: int | None = None) -> Iterator[Piece]:
+        """What this rank writes: no two ranks write the same. Or all that it holds, what is its own as of replica
+        `all_as`.
+        """
+        replica = self.mesh.replica if all_as is None else all_as
+        is_first = all_as is not None or replica == 0  # who has what all replicas hold alike
+        own = set(self._own(self.update.tied.own(self.parameters))) if all_as is None else set(self.parameters)
         for name, parameter in self.parameters.items():
             if name in own:
                 yield Piece.whole(f"weights/{name}", parameter.detach())
@@ -42,13 +46,13 @@ class State:
             if self.update.tied.canonical(name) == name and (self.shard is not None or name in own):
                 yield from slot_pieces(self.executor.optimizer, parameter, name, start, whole)
         for name, buffer in self.executor.stage.named_buffers().items():
-            yield Piece.whole(f"buffers/{self.mesh.replica}/{name}", buffer)
-        if all_of_them or self.mesh.replica == 0:
+            yield Piece.whole(f"buffers/{replica}/{name}", buffer)
+        if is_first:
             yield from self._rows()
         if self.feedback is not None:
             for name, kept in self.feedback.kept().items():
-                yield Piece.whole(f"feedback/{self.mesh.replica}/{name}", kept)
-            for name, value in self.feedback.memory().items() if all_of_them or self.mesh.replica == 0 else ():
+                yield Piece.whole(f"feedback/{replica}/{name}", kept)
+            for name, value in self.feedback.memory().items() if is_first else ():
                 yield Piece.whole(f"compressor/{name}", value)
 
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ yet, and then its state is everybody's. Where servers step, they hold the weight
 last step that is whole on all of them counts, and the rows of that step are trained on again.
 """
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.plan.program import ALL, NOTHING
-from hpctrain.train.checkpoint_pieces import DTYPES
+from hpctrain.train.checkpoint_pieces import DTYPES, Piece, described
 from hpctrain.train.errors import on_first
 from hpctrain.train.served_state import ask_servers
 from hpctrain.train.train_state import TrainState
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hpctrain.train.trainer import Trainer
 
 Tensors = dict[str, torch.Tensor]
-OWN = ("buffers", "feedback")  # what each replica has for itself
+OWN = ("buffers/", "feedback/")  # what each replica has for itself
 
 
 def regain(old: "Trainer", new: "Trainer") -> TrainState:
@@ -57,12 +58,8 @@ def regain(old: "Trainer", new: "Trainer") -> TrainState:
 
 def _held(old: "Trainer", replica: int) -> Tensors:
     """All that this rank has, under the number that it has as a replica now."""
-    found = {}
-    for piece in old.checkpoints.state.pieces(all_of_them=True):
-        kind, _, rest = piece.key.partition("/")
-        key = f"{kind}/{replica}/{rest.partition('/')[2]}" if kind in OWN else piece.key
-        found[key] = piece.values.detach().reshape(piece.shape)
-    return found
+    pieces = old.checkpoints.state.pieces(all_as=replica)
+    return {each.key: each.values.detach().reshape(each.shape) for each in pieces}
 
 
 def _everybodys(held: Tensors, leader: int, mesh: Mesh, is_needed: bool) -> Tensors:
@@ -71,10 +68,9 @@ def _everybodys(held: Tensors, leader: int, mesh: Mesh, is_needed: bool) -> Tens
         return held
     own = {key: each for key, each in held.items() if key.startswith(OWN)}
     shared = {key: each for key, each in held.items() if key not in own}
-    described = [[key, str(each.dtype).removeprefix("torch."), list(each.shape)] for key, each in shared.items()]
-    for key, dtype, shape in mesh.world.broadcast_json(described, leader):
-        is_own = mesh.rank == leader
-        own[key] = shared[key].contiguous() if is_own else torch.empty(shape, dtype=DTYPES[dtype])
+    for each in mesh.world.broadcast_json(described(itertools.starmap(Piece.whole, shared.items())), leader):
+        key, is_own = each["key"], mesh.rank == leader
+        own[key] = shared[key].contiguous() if is_own else torch.empty(each["shape"], dtype=DTYPES[each["dtype"]])
         mesh.world.broadcast(own[key], leader)
     return own
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.harness.launch import ROOT, launcher_env, mpirun, run, run_python
 from tests.soak.job import Job, kill, losses, num_lines
+from tests.soak.losses import MITIGATION
 
-MITIGATION = ("--with-ft", "ulfm")
 DYING, RECOMMENDER = (f"{ROOT}/tests/failing/dying.py:{name}" for name in ("Dying", "DyingRecommender"))
 STEPS = 20
 HOW = ("--precision", "float64", "--batch-size", "13", "--steps", STEPS, "--threads", "1", "--lr-schedule", "cosine")
