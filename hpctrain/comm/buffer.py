@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels want; alignment can change the last bit of a product
 SUMMABLE_KINDS = "iufc"
+DEVICE_KINDS = ("cuda",)  # of torch's devices, of which the memory travels
 
 
 def allocate(nbytes: int) -> np.ndarray:
@@ -233,7 +234,7 @@ def _of_tensor(tensor) -> Buffer:
         raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError("a conjugate or negative view cannot travel; pass tensor.resolve_conj().resolve_neg()")
-    if tensor.device.type == "cuda":
+    if tensor.device.type in DEVICE_KINDS:
         from hpctrain.comm.device_buffer import of_cuda_tensor
 
         return of_cuda_tensor(tensor.detach())

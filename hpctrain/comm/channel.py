@@ -97,7 +97,7 @@ class Sender:
 class Receiver:
     """Receives what a Sender on `peer` sends on the same `lane`, in order, as many as it is told to expect."""
 
-    def __init__(self, comm, peer: int, lane: int, progress: Progress):
+    def __init__(self, comm, peer: int, lane: int, progress: Progress, device=None):
         self._comm, self._peer, self._tag, self._progress = comm, peer, CHANNELS[lane * NUM_TAGS], progress
         self._left = 0  # receives still to come before `expect` says that there are more
         self._descriptions: dict[int, list] = {}

@@ -3,11 +3,18 @@
 CuPy adds them: NumPy's functions pass its arrays on to it, so sums on a device are the same code as sums on the host.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from hpctrain.comm.bfloat16 import HALF, QUIET_NAN
-from hpctrain.comm.buffer import SUMMABLE_KINDS, Buffer, HalfBuffer
+from hpctrain.comm.buffer import SUMMABLE_KINDS, Buffer, HalfBuffer, allocate
 from hpctrain.comm.stream import Device, cupy_device, torch_device
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DeviceBFloat16Buffer(HalfBuffer):
@@ -69,3 +76,26 @@ def of_cuda_tensor(tensor) -> Buffer:
             raise ValueError(f"a tensor of {tensor.dtype} cannot travel; convert it to a dtype CuPy knows") from None
     device = torch_device(tensor.device.index)
     return see(values.view(np.uint16), device, "bfloat16") if is_bfloat16 else see(values, device)
+
+
+def allocator(device: "torch.device") -> Callable:
+    """What gives `nbytes` of uninitialised memory on `device` as uint8: an array on the host, elsewhere a tensor."""
+    return allocate if device.type == "cpu" else partial(_allocate_there, device)
+
+
+def _allocate_there(device: "torch.device", nbytes: int) -> "torch.Tensor":
+    """Memory that MPI may map; torch's own where there is no CuPy, and so nothing travels."""
+    import torch
+
+    try:
+        memory = torch_device(device.index).allocate(nbytes) if nbytes else None
+    except ImportError:
+        memory = None
+    if memory is None:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return torch.as_tensor(memory, device=device)
+
+
+def handle_of(device: "torch.device") -> Device | None:
+    """By which calls work on a device of torch; None for the host."""
+    return None if device.type == "cpu" else torch_device(device.index)

@@ -51,7 +51,7 @@ class Device:
         self._current = current or library.cuda.get_current_stream
         with self._on_device():
             self._stream = library.cuda.Stream(non_blocking=True)
-        self.memory, self.pinned = Pool(self._allocate), Pool(self._allocate_pinned)
+        self.memory, self.pinned = Pool(self.allocate), Pool(self._allocate_pinned)
 
     def __str__(self):
         return f"cuda:{self._number}"
@@ -91,8 +91,11 @@ class Device:
         event.record(stream)
         return event
 
-    def _allocate(self, nbytes: int):
-        """Not from the library's pool: what stands in a stream's order, or lies in one large block, MPI may not map."""
+    def allocate(self, nbytes: int):
+        """Uninitialised memory of the device, as uint8.
+
+        Not from the library's pool: what stands in a stream's order, or lies in one large block, MPI may not map.
+        """
         cuda = self._library.cuda
         with self._on_device():
             return self._library.ndarray((nbytes,), np.uint8, cuda.MemoryPointer(cuda.Memory(nbytes), 0))

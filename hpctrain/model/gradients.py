@@ -5,8 +5,8 @@ and as soon as a bucket is full its sum over the replicas can begin to move, whi
 `parameter.grad` is a view of the arena, zeroed instead of replaced, so nothing is packed or copied. A hook that finds
 a gradient cut off (somebody called zero_grad(), which sets it to None) copies it in and attaches the view again.
 
-What is handed out as `parameter.grad` is a tensor of its own with a storage of its own on the same memory: torch swaps
-the storage inside (grad.data = ..., model.to(...), share_memory()), and the arena must not go with it.
+What is handed out as `parameter.grad` is a tensor of its own, on the host with a storage of its own on the same memory:
+torch swaps the storage inside (grad.data = ..., model.to(...), share_memory()), and the arena must not go with it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,9 +22,10 @@ ALIGNMENT = 64  # bytes, for each parameter's gradient
 class FlatGradients(Buckets):
     """Gradients of `parameters` (by name, in layer order), those that require none left out.
 
-    `allocate(nbytes)` gives the arena as a writable uint8 array. A bucket is closed when it holds `bucket_bytes` or
-    more. During an armed backward `on_ready(bucket number)` is called for each complete bucket, in ascending order, and
-    `on_gradient()` after each gradient.
+    `allocate(nbytes)` gives the arena as a writable uint8 array or tensor, where the parameters are. A bucket is closed
+    when it holds `bucket_bytes` or more. During an armed backward `on_ready(bucket number)` is called for each complete
+    bucket, in ascending order, and `on_gradient()` after each gradient; of parameters on a device by torch's thread for
+    it, while the one that called backward() stands still.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, bucket_bytes: int):
@@ -46,7 +47,7 @@ class FlatGradients(Buckets):
     def _allocate_views(self, groups: list[list[str]], allocate: Callable) -> None:
         sizes = [sum(_padded(self.parameters[name]) for name in names) for names in groups]
         self._memory = allocate(sum(sizes))
-        self._arena = torch.from_numpy(self._memory)
+        self._arena = torch.as_tensor(self._memory)
         self._places: dict[str, slice] = {}
         self._handed: dict[str, torch.Tensor] = {}
         offset = 0
@@ -111,7 +112,7 @@ class FlatGradients(Buckets):
     def _hand_out(self, name: str) -> None:
         handed, view = self._handed.get(name), self.views[name]
         if not self._is_view(name, handed):
-            handed = torch.from_numpy(self._memory[self._places[name]]).view(view.dtype).view(view.shape)
+            handed = torch.as_tensor(self._memory[self._places[name]]).view(view.dtype).view(view.shape)
             self._handed[name] = handed
         self.parameters[name].grad = handed
 

@@ -30,9 +30,9 @@ class Precision:
                 tensor.data = tensor.data.to(self.dtype)
         return layer
 
-    def forward(self):
-        """A context for the forward of a micro-batch; the backward follows its dtypes by itself."""
-        return torch.autocast("cpu", torch.bfloat16) if self._mixed else nullcontext()
+    def forward(self, kind: str = "cpu"):
+        """A context for a micro-batch's forward on a `kind` of device; the backward follows its dtypes by itself."""
+        return torch.autocast(kind, torch.bfloat16) if self._mixed else nullcontext()
 
     def for_loss(self, outputs: Any) -> Any:
         """What the loss is computed from: outputs of the model, in full precision."""

@@ -7,6 +7,15 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+CPU = torch.device("cpu")
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Those of torch that a layer on `device` may draw from."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hpctrain.model.precision import Precision
+from hpctrain.model.random_state import CPU, seed_generators
 from hpctrain.plan.seeds import derive_seed
 
 
@@ -22,7 +23,7 @@ class Stage:
 
     A rank may hold several runs of consecutive layers, `parts`: then `layers` are those of all runs. Parameters and
     buffers have global names, `layers.3.weight`, the same in every layout; a model that is one module keeps its own
-    names (`is_module`).
+    names (`is_module`). All are on `device`.
     """
 
     def __init__(
@@ -34,13 +35,14 @@ class Stage:
         is_module: bool = False,
         parts: Sequence[range] | None = None,
         num_layers: int | None = None,
+        device: torch.device = CPU,
     ):
         self.layers = list(layers)
         self.parts = list(parts) if parts is not None else [range(first, first + len(self.layers))]
         self.num_layers = num_layers or self.parts[-1].stop
         self._places = {index: place for place, index in enumerate(index for part in self.parts for index in part)}
         assert len(self._places) == len(self.layers), (self.parts, len(self.layers))
-        self.seed = seed
+        self.seed, self.device = seed, device
         self.precision = precision or Precision()
         self.is_module = is_module
         self._names_inside: dict[int, dict[str, str]] = {}
@@ -50,11 +52,11 @@ class Stage:
 
         A dict goes into a layer as keyword arguments. `weights`, by global name, take the place of the parameters.
         """
-        with self.precision.forward():
+        with self.precision.forward(self.device.type):
             for index in self.parts[part]:
                 layer = self.layers[self._places[index]]
                 if layer.training:
-                    torch.default_generator.manual_seed(derive_seed(self.seed, "forward", step, microbatch, index))
+                    seed_generators(derive_seed(self.seed, "forward", step, microbatch, index), self.device)
                 inputs = self._call(index, layer, inputs, weights)
         return self.precision.for_loss(inputs) if self.is_last(part) else inputs
 
@@ -180,15 +182,18 @@ def build_stage(
     is_module: bool = False,
     check: Callable[[nn.Module, str], nn.Module] = lambda layer, name: layer,
     parts: Sequence[range] | None = None,
+    device: torch.device = CPU,
 ) -> Stage:
     """Builds the layers that `factories` give; the first of them is layer `first` of the model.
 
     With `parts` only those layers: then `factories` are those of the whole model. `check` sees each layer, and the
-    name that its parameters begin with, as it was built.
+    name that its parameters begin with, as it was built: on the host, so with the same values whatever `device` it
+    comes to then.
     """
     numbered = dict(enumerate(factories, first))
     layers = []
     for index in numbered if parts is None else [index for part in parts for index in part]:
         torch.manual_seed(derive_seed(seed, "layer", index))
-        layers.append(precision.convert(check(numbered[index](), "module()" if is_module else f"layers.{index}")))
-    return Stage(layers, first, seed, precision, is_module, parts, first + len(factories))
+        layer = check(numbered[index](), "module()" if is_module else f"layers.{index}")
+        layers.append(precision.convert(layer).to(device))
+    return Stage(layers, first, seed, precision, is_module, parts, first + len(factories), device)

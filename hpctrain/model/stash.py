@@ -16,7 +16,8 @@ from hpctrain.model.gradients import ALIGNMENT
 class WeightStash:
     """Versions of `parameters` (by name, those that require a gradient), numbered from 0 by the updates made before.
 
-    `allocate(nbytes)` gives aligned memory as uint8; `on_gradient(name, gradient)` gets what a backward brings.
+    `allocate(nbytes)` gives aligned memory as uint8, where the parameters are; `on_gradient(name, gradient)` gets
+    what a backward brings.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, on_gradient: Callable):
@@ -62,7 +63,7 @@ class WeightStash:
 
     def _new(self) -> dict[str, torch.Tensor]:
         sizes = {name: -(-each.nbytes // ALIGNMENT) * ALIGNMENT for name, each in self._parameters.items()}
-        memory = torch.from_numpy(self._allocate(sum(sizes.values())))
+        memory = torch.as_tensor(self._allocate(sum(sizes.values())))
         copies, offset = {}, 0
         for name, parameter in self._parameters.items():
             piece = memory[offset : offset + parameter.nbytes].view(parameter.dtype).view(parameter.shape)

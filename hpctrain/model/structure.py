@@ -44,6 +44,11 @@ def tensors_in(value) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name))
 
 
+def to_device(value: Any, device: torch.device) -> Any:
+    """`value` with its tensors on `device`."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), value)
+
+
 def to_floating(value: Any, dtype: torch.dtype) -> Any:
     """`value` with its floating-point tensors in `dtype`; integers stay what they are."""
     return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)

@@ -33,7 +33,7 @@ def save_weights(tensors: Mapping[str, torch.Tensor], path: Path, notes: Mapping
     temporary = path.with_name(path.name + ".part")
     whole, storages = {}, set()
     for name, tensor in tensors.items():
-        tensor = tensor.detach().contiguous()
+        tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
         whole[name] = tensor.clone() if storage in storages else tensor  # safetensors refuses shared memory
         storages.add(storage)

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from hpctrain.comm.allreduce import check_algorithm
-from hpctrain.comm.buffer import allocate
+from hpctrain.comm.device_buffer import allocator
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.precision import Precision
+from hpctrain.model.random_state import CPU
 from hpctrain.model.split import SplitBackward
 from hpctrain.model.stage import Stage, build_stage
 from hpctrain.model.ties import tie_sets
@@ -73,8 +74,9 @@ def build_executor(
     optimizer: Callable | None = None,
     example: Any = None,
     roles: Roles | None = None,
+    device: torch.device = CPU,
 ) -> Executor:
-    """This rank's layers, their gradients and optimizer, equal on all replicas. Collective.
+    """This rank's layers on `device`, their gradients and optimizer, equal on all replicas. Collective.
 
     `batches` take the place of the task's data, `optimizer(parameters)` that of the configuration's, `example` (a few
     rows of inputs) that of the first rows of the task. `roles`: where there are servers, whose workers are the ranks of
@@ -92,19 +94,19 @@ def build_executor(
     with agreed(mesh.everybody):
         check(config, described := tables_of(task))
     factories, modules = with_lookups(factories, described, is_module) if described else (factories, {})
-    stage, names, tied = build_part(config, task, factories, assignment, mesh)
+    stage, names, tied = build_part(config, task, factories, assignment, mesh, device)
     check_found(described, modules)
     names += list(modules)
     batches = KeptBatches(batches) if described else batches
     gradients = build_gradients(config, stage, mesh, roles, names)
     shard = build_shard(config, mesh, gradients)
-    make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches), shard)
+    make = build_update(config, mesh, gradients, roles, Tables(described, modules, batches), shard, device)
     trained = list((shard or gradients).parameters.values())
     optimizer = (optimizer or partial(_optimizer, config))(trained) if trained else None
     update = make(stage, gradients, optimizer, mesh, names, tied, **_how_to_update(config))
     splits = SCHEDULES[config.schedule].splits_backward
     split = SplitBackward(stage.layers, stage.named_parameters()) if splits else None
-    passes = Passes(stage, batches, task.loss, Links(mesh, len(stage.parts)), update, config.recompute, split)
+    passes = Passes(stage, batches, task.loss, Links(mesh, len(stage.parts), device), update, config.recompute, split)
     executor = Executor(passes, update, config.schedule, place_of(config, mesh.stage))
     executor.straggle = Straggle(config.straggler, config.seed, mesh.rank) if config.straggler else None
     return executor
@@ -132,14 +134,14 @@ def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | Non
                 "--allreduce windows: the replicas share no memory, or unequally many are on a node, or /dev/shm has "
                 "no room; auto takes messages there"
             ) from None
-    summed_here = roles is None or config.dense_via == "ring"
+    summed_here = stage.device.type == "cpu" and (roles is None or config.dense_via == "ring")
     in_windows = not config.shard_optimizer and is_summed_in_place(config.allreduce, config.compress)
-    memory = mesh.data.allocate if summed_here and in_windows else allocate
+    memory = mesh.data.allocate if summed_here and in_windows else allocator(stage.device)
     return FlatGradients(stage.named_parameters(), memory, config.bucket_bytes)
 
 
 def build_part(
-    config: Config, task, factories: Sequence, assignment: Assignment, mesh: Mesh
+    config: Config, task, factories: Sequence, assignment: Assignment, mesh: Mesh, device: torch.device = CPU
 ) -> tuple[Stage, list[str], TiedWeights]:
     """This rank's layers; the names of all trained parameters of the model, in model order; what stages share.
 
@@ -154,6 +156,7 @@ def build_part(
             is_module=not hasattr(task, "layers"),
             check=checked_layer,
             parts=parts,
+            device=device,
         )
     described = describe_parameters(stage, mesh)
     with agreed(mesh.everybody):

@@ -43,11 +43,11 @@ class Piece(NamedTuple):
 
 
 def stored(pieces: Iterable[Piece]) -> dict[str, torch.Tensor]:
-    """Copies, as safetensors wants them: contiguous, each with memory of its own; whole ones in their shape."""
+    """Copies on the host, as safetensors wants them: contiguous, each in memory of its own; whole ones in their shape."""
     return {
         each.name: each.values.detach()
         .reshape(each.shape if each.is_whole else -1)
-        .clone(memory_format=torch.contiguous_format)
+        .to("cpu", copy=True, memory_format=torch.contiguous_format)
         for each in pieces
     }
 

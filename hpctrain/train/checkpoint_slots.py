@@ -67,7 +67,7 @@ def state_of(
             raise CheckpointError(f"{key} is {value.dtype}, and the parameter is {parameter.dtype}")
         if tuple(value.shape) == tuple(whole):
             flat = value.reshape(-1)[start : start + parameter.numel()]
-            value = flat.reshape(parameter.shape).clone()
+            value = flat.reshape(parameter.shape).to("cpu" if slot == "step" else parameter.device, copy=True)
         elif value.dim():
             raise CheckpointError(f"{key} of shape {list(value.shape)} does not fit one of {list(whole)}")
         found[slot] = value

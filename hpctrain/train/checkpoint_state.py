@@ -156,7 +156,7 @@ class State:
             for replica in sorted(replicas):
                 key = f"feedback/{replica}/{name}"
                 if replica % self.mesh.data.size == self.mesh.replica and key in tensors:
-                    total += _fitting(tensors[key], key, place)
+                    total += _fitting(tensors[key], key, place).to(place.device)
             found.append((total, place))
         return found
 

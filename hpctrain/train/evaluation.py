@@ -8,6 +8,7 @@ from typing import Any
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.boundary import pack, unpack
 from hpctrain.model.stage import Stage
+from hpctrain.model.structure import to_device
 from hpctrain.plan.grid import split_evenly
 from hpctrain.plan.program import forwards
 from hpctrain.plan.schedule import Action, Op, Place
@@ -92,7 +93,7 @@ def outputs_of(
         if action.op is Op.RECV_F:
             waiting[action] = links.take(Op.RECV_F, action.chunk)
         elif action.op is Op.F:
-            inputs, targets = next(batches) if first or last else (None, None)
+            inputs, targets = to_device(next(batches), stage.device) if first or last else (None, None)
             received = waiting.pop(action._replace(op=Op.RECV_F), None)
             inputs = inputs if received is None else unpack(*received)
             outputs = stage.forward(inputs, 0, 0, action.chunk)

@@ -70,7 +70,7 @@ def bring_together(config: Config, task, executor: Executor, mesh: Mesh) -> Stag
     if mesh.rank != 0:
         if mesh.replica == 0:
             sender = Sender(mesh.world.comm, 0, 0, mesh.progress)
-            sender.put([tensor.contiguous() for tensor in state.values()], list(state))
+            sender.put([tensor.cpu().contiguous() for tensor in state.values()], list(state))
             sender.close()
         return None
     for number in range(1, mesh.grid.num_stages):

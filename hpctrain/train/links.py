@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from hpctrain.comm.channel import Receiver, Sender
+from hpctrain.comm.device_buffer import handle_of
 from hpctrain.comm.mesh import Mesh
+from hpctrain.model.random_state import CPU
 from hpctrain.plan.schedule import Op
 
 AHEAD, BACK = 0, 1
@@ -21,10 +23,11 @@ AHEAD, BACK = 0, 1
 class Links:
     """Of a rank of `mesh` with `num_chunks` groups of layers; none where there is one stage. Collective; close it.
 
-    They have a communicator of their own, so several models may share a mesh.
+    They have a communicator of their own, so several models may share a mesh. What leaves a device arrives on `device`.
     """
 
-    def __init__(self, mesh: Mesh, num_chunks: int = 1):
+    def __init__(self, mesh: Mesh, num_chunks: int = 1, device: torch.device = CPU):
+        self._device = handle_of(device)
         self._mesh, self._group = mesh, mesh.add_pipe()
         self._senders: dict[tuple[Op, int], Sender] = {}
         self._receivers: dict[tuple[Op, int], Receiver] = {}
@@ -43,7 +46,10 @@ class Links:
         mesh.on_close.append(self.close)
 
     def _make(self, kind: type, peer: int, chunk: int, direction: int) -> Any:
-        return kind(self._group.comm, peer, 2 * chunk + direction, self._mesh.progress)
+        lane = 2 * chunk + direction
+        if kind is Receiver:
+            return Receiver(self._group.comm, peer, lane, self._mesh.progress, self._device)
+        return Sender(self._group.comm, peer, lane, self._mesh.progress)
 
     def put(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:
         """Begins to send; the tensors may not be written to any more."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hpctrain.comm.abort import RankFailed
-from hpctrain.comm.buffer import allocate
+from hpctrain.comm.device_buffer import allocator
 from hpctrain.model.stash import WeightStash
 from hpctrain.plan.formulas import version_used
 from hpctrain.plan.program import updates_after
@@ -31,7 +31,7 @@ class LocalUpdate(Update):
         super().__init__(*args, **settings)
         self._version = lambda microbatch: version_used(name, place, microbatch, vertical_sync)
         self._each, self._num_microbatches = updates_after(name, place), place.num_microbatches
-        self.stash = WeightStash(self.gradients.parameters, allocate, self.gradients.accumulate)
+        self.stash = WeightStash(self.gradients.parameters, allocator(self.stage.device), self.gradients.accumulate)
         self._sums = np.zeros(2 + len(self.gradients.parameters))  # loss, items, uses of each parameter
         self._exchange = self.mesh.data.ring.one_shot(self._sums, "loss and items")
         self.versions: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)  # of each update: used, and made before it

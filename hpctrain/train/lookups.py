@@ -10,6 +10,7 @@ import torch
 from hpctrain.comm.abort import RankFailed
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.lookup import Lookup
+from hpctrain.model.random_state import CPU
 from hpctrain.model.row_values import TableError
 from hpctrain.model.tables import EmbeddingTable
 from hpctrain.tasks.table import Table
@@ -125,7 +126,8 @@ def oldest(*versions: Mapping[int, int]) -> dict[int, int]:
 
 class Lookups:
     """`modules` of a model by table, what `tables` say of them, and where rows come from. Rows of a step are asked for
-    with `ask`, held by the modules from `load` on, and their gradients are summed over its micro-batches.
+    with `ask`, held by the modules from `load` on, and their gradients are summed over its micro-batches. The model is
+    on `device`, rows are kept, and travel, on the host.
     """
 
     def __init__(
@@ -135,12 +137,14 @@ class Lookups:
         source: Source,
         batches: KeptBatches,
         dtype: torch.dtype,
+        device: torch.device = CPU,
     ):
         self.modules, self.source, self._batches, self.dtype = dict(modules), source, batches, dtype
+        self._device = device
         self._tables = tables
         self._ids: dict[int, dict[str, torch.Tensor]] = {}
         for name, module in self.modules.items():
-            module.fetch = lambda ids, name=name: source.look(name, ids)
+            module.fetch = lambda ids, name=name: source.look(name, ids.cpu()).to(ids.device)
 
     def ask(self, step: int, clock: int) -> None:
         """Reads the step's rows of data and asks for what they look up, unless that has happened."""
@@ -156,12 +160,12 @@ class Lookups:
         self.ask(step, step)
         ids = self._ids.pop(step)
         for name, rows in self.source.take(step).items():
-            self.modules[name].hold(ids[name], rows)
+            self.modules[name].hold(ids[name].to(self._device), rows.to(self._device))
 
     def gradients(self) -> Rows:
         """Sums over the step's items, of rows that got a gradient."""
         found = {name: (module.held, module.rows.grad) for name, module in self.modules.items() if len(module.held)}
-        return {name: (ids, sums) for name, (ids, sums) in found.items() if sums is not None}
+        return {name: (ids.cpu(), sums.cpu()) for name, (ids, sums) in found.items() if sums is not None}
 
     def sum_over_replicas(self, mesh: Mesh) -> Rows:
         """The gradients of all replicas, the same on each. Collective."""

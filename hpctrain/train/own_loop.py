@@ -6,18 +6,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.comm.buffer import allocate
+from hpctrain.comm.device_buffer import allocator
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config, UsageError
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.row_values import add_up
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.client import ServiceClient
+from hpctrain.train.host_copy import HostCopy
 from hpctrain.train.lookups import oldest
 from hpctrain.train.service import TableShape, describe
 from hpctrain.train.start import share_first
 from hpctrain.train.tables import service_settings
 from hpctrain.train.which_update import flatten
+from hpctrain.train.wrap import the_device
 
 SETTINGS = ("staleness", "aggregate", "optimizer", "table_optimizer", "lr", "momentum", "weight_decay", "adapt_lr")
 SETTINGS += ("max_table_rows", "seed")
@@ -38,7 +40,8 @@ class ParameterClient:
                 client.push(items=len(targets), loss=float(loss))
             client.done()
 
-    `model`: a module, or parameters by name; worker 0's first values are everybody's. `tables`: {name: (number of rows,
+    `model`: a module, or parameters by name, on the host or on one CUDA device; worker 0's first values are
+    everybody's. `tables`: {name: (number of rows,
     width, deviation of first values)}; `rows(name, ids)` looks them up. The settings are those of the command line:
     staleness (float("inf"): none), aggregate, optimizer, table_optimizer, lr, momentum, weight_decay, adapt_lr,
     max_table_rows, seed.
@@ -60,15 +63,17 @@ class ParameterClient:
         except UsageError as error:
             raise ValueError(f"ParameterClient: {str(error).removeprefix('--')}") from None
         named = dict(model.named_parameters()) if isinstance(model, nn.Module) else dict(model or {})
-        self._gradients = FlatGradients(named, allocate, 1 << 62)
+        device = the_device(named, "ParameterClient")
+        self._gradients = FlatGradients(named, allocator(device), 1 << 62)
         self._flat = flatten(self._gradients)
+        self._weights, self._pushed = HostCopy(self._flat), HostCopy(self._gradients.flat)
         self._segments = [Segment(name, each.start, each.stop) for name, each in self._gradients.places.items()]
         shapes = [TableShape(name, *shape) for name, shape in (tables or {}).items()]
         dtype = self._flat.dtype if len(self._flat) else torch.get_default_dtype()
         described = describe(
             service_settings(self._config), dtype, self._segments, len(self._flat), shapes, roles.num_servers
         )
-        self._client = ServiceClient(roles, described, self._flat)
+        self._client = ServiceClient(roles, described, self._weights.fetch())
         if isinstance(model, nn.Module):
             fixed = {name: each for name, each in model.named_parameters() if not each.requires_grad}
             share_first({**fixed, **dict(model.named_buffers())}, roles.group)
@@ -79,7 +84,9 @@ class ParameterClient:
 
     def pull(self, fresh: bool = False) -> None:
         """Brings the parameters up to date, as far as `staleness` asks for; `fresh`: waits for all other workers."""
-        self._read = self._client.pull(self.clock, self._flat, bound=0 if fresh else None).wait().versions
+        pull = self._client.pull(self.clock, self._weights.host, bound=0 if fresh else None)
+        self._read = pull.wait().versions
+        self._weights.store()
 
     def rows(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Rows of a table: integer ids of any shape -> (*ids.shape, width); `push` sends their gradients."""
@@ -91,8 +98,8 @@ class ParameterClient:
         ids = ids.long()
         distinct, places = ids.reshape(-1).unique(return_inverse=True)
         number = self._tables[table]
-        pull = self._client.pull_rows(number, distinct, self.clock, create=torch.is_grad_enabled()).wait()
-        rows = pull.values
+        pull = self._client.pull_rows(number, distinct.cpu(), self.clock, create=torch.is_grad_enabled()).wait()
+        rows = pull.values.to(ids.device)
         if torch.is_grad_enabled():
             self._read = oldest(self._read, pull.versions)
             self._looked_up[table].append((distinct, rows.requires_grad_()))
@@ -106,12 +113,12 @@ class ParameterClient:
         self._gradients.flush()
         rows = {}
         for name, looked_up in self._looked_up.items():
-            pushed = [(ids, rows.grad) for ids, rows in looked_up if rows.grad is not None]
+            pushed = [(ids.cpu(), rows.grad.cpu()) for ids, rows in looked_up if rows.grad is not None]
             if pushed:
                 rows[self._tables[name]] = add_up(pushed)
             looked_up.clear()
         touched = [self._gradients.touched[segment.name] for segment in self._of_parts()]
-        dense = self._gradients.flat if len(self._flat) else None
+        dense = self._pushed.fetch() if len(self._flat) else None
         rate = self._config.lr if lr is None else lr
         self._client.push(self.clock, items, loss, rate, dense, touched, rows, self._read)
         self.clock += 1

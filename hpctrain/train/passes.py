@@ -13,7 +13,7 @@ from hpctrain.model.meter import ActivationMeter
 from hpctrain.model.recompute import Recomputed, WritesInPlace
 from hpctrain.model.split import Deferred, SplitBackward
 from hpctrain.model.stage import Stage
-from hpctrain.model.structure import tensors_in
+from hpctrain.model.structure import tensors_in, to_device
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.batches import Batches, MicroBatch
 from hpctrain.train.checked import checked_loss
@@ -107,7 +107,7 @@ class Passes:
         if flight is None:
             return
         if self.stage.is_first(action.chunk) or self.stage.is_last(action.chunk):
-            flight.batch = self.batches.microbatch(flight.step, flight.index)
+            flight.batch = to_device(self.batches.microbatch(flight.step, flight.index), self.stage.device)
         if self.recompute:
             flight.again = Recomputed(lambda given: self._compute(flight, action, given), self._modules)
             inputs = self._inputs(flight, attached=False)

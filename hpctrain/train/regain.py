@@ -70,7 +70,7 @@ def _everybodys(held: Tensors, leader: int, mesh: Mesh, is_needed: bool) -> Tens
     shared = {key: each for key, each in held.items() if key not in own}
     for each in mesh.world.broadcast_json(described(itertools.starmap(Piece.whole, shared.items())), leader):
         key, is_own = each["key"], mesh.rank == leader
-        own[key] = shared[key].contiguous() if is_own else torch.empty(each["shape"], dtype=DTYPES[each["dtype"]])
+        own[key] = shared[key].cpu().contiguous() if is_own else torch.empty(each["shape"], dtype=DTYPES[each["dtype"]])
         mesh.world.broadcast(own[key], leader)
     return own
 

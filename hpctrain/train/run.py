@@ -4,12 +4,15 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
+from hpctrain.model.random_state import CPU
 from hpctrain.model.stage import Stage
+from hpctrain.model.structure import to_device
 from hpctrain.report.console import print_closing
 from hpctrain.report.recorder import Recorder
 from hpctrain.report.summary import write_json
@@ -196,6 +199,11 @@ def leave(code: int, roles: Roles | None) -> int:
     return roles.everybody.broadcast_json(code)
 
 
+def on_host(model: Stage, inputs: Any) -> Any:
+    """Outputs of the whole model, wherever it is, for who knows of the host only."""
+    return to_device(model.forward(to_device(inputs, model.device), 0, 0), CPU)
+
+
 def launched(mesh: Mesh) -> bool:
     return mesh.world.comm is not None
 
@@ -236,7 +244,7 @@ def leave_behind(summary: dict, model: Stage, task, folder: Path, launched: bool
     write_json(folder / "summary.json", summary)
     if hasattr(task, "sample"):
         with model.evaluating():
-            text = or_note("sample", lambda: task.sample(lambda inputs: model.forward(inputs, 0, 0)))
+            text = or_note("sample", lambda: task.sample(lambda inputs: on_host(model, inputs)))
         if text is not None:
             print(f"\nA sample of the trained model:\n{text}\n")
     print_closing(summary, folder, launched=launched)

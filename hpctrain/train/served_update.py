@@ -15,6 +15,7 @@ from hpctrain.plan.schedule import Action, Op
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.agreement import whole
 from hpctrain.train.client import ServiceClient
+from hpctrain.train.host_copy import HostCopy, empty_like
 from hpctrain.train.lookups import LocalRows, Rows, ServedRows, check_rows, oldest
 from hpctrain.train.pull import Pull
 from hpctrain.train.update import StepResult, Update
@@ -32,6 +33,8 @@ class ServedUpdate(Update):
     def __init__(self, *args, client: ServiceClient, flat: torch.Tensor, delay: int = 0, window: int = 0, **settings):
         super().__init__(*args, **settings)
         self.client, self.flat = client, flat
+        self._on_host = flat.device.type == "cpu"
+        self._gradients = HostCopy(self.gradients.flat) if len(flat) else None
         self._every, self._window = delay + 1, window
         self.steps = client.description.settings.update == "worker"
         self._numbers = {table.name: number for number, table in enumerate(client.description.tables)}
@@ -99,7 +102,7 @@ class ServedUpdate(Update):
             self._pulls[step] = [self.client.pull(clock, self._memory())]
             self._pulls[step] += [self.client.pull_gradient(table, clock) for table in self._numbers.values()]
         else:
-            into = self._memory() if self._window else self.flat
+            into = self.flat if self._on_host and not self._window else self._memory()
             self._pulls[step] = [self.client.pull(clock, into, ahead=self._window > 0)]
 
     def _pull(self, action: Action) -> None:
@@ -133,7 +136,7 @@ class ServedUpdate(Update):
                 self._unused.append(pull.values)
 
     def _memory(self) -> torch.Tensor:
-        return self._unused.pop() if self._unused else torch.empty_like(self.flat)
+        return self._unused.pop() if self._unused else empty_like(self.flat)
 
     def _apply(self, dense: Pull, *tables: Pull, step: int) -> None:
         """One step of this worker's copy, with the gradient of all."""
@@ -174,7 +177,7 @@ class ServedUpdate(Update):
             self._items,
             self._loss,
             self.rate(step),
-            self.gradients.flat if len(self.flat) else None,
+            self._gradients.fetch() if self._gradients else None,
             [self.gradients.touched[segment.name] for segment in self._segments],
             {self._numbers[name]: each for name, each in rows.items()},
             self._version(),
@@ -215,6 +218,8 @@ class ServedUpdate(Update):
 
     def _read_all(self, step: int) -> None:
         """As all workers have left it after so many steps."""
-        self._read = self.client.pull(step, self.flat, bound=0).wait().versions
+        weights = HostCopy(self.flat)
+        self._read = self.client.pull(step, weights.host, bound=0).wait().versions
+        weights.store()
         if self.lookups is not None and isinstance(self.lookups.source, ServedRows):
             self.lookups.source.clock = step

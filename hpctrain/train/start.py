@@ -34,9 +34,9 @@ def share_first(tensors: Mapping[str, torch.Tensor], replicas: Group, also: Iter
 def _share(name: str, tensor: torch.Tensor, replicas: Group) -> None:
     if tensor.layout != torch.strided:
         raise AgreedError(f"{name} is {tensor.layout} and cannot travel; keep it dense, or out of the model's buffers")
-    same = tensor.contiguous()
+    same = tensor.cpu().contiguous()
     replicas.broadcast(same.reshape(-1).view(torch.uint8))  # as bytes: also what NumPy has no name for
-    if not torch.equal(same.reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)):
+    if not torch.equal(same.reshape(-1).view(torch.uint8), tensor.cpu().contiguous().reshape(-1).view(torch.uint8)):
         tensor.copy_(same)
 
 

@@ -56,7 +56,7 @@ class RunningStatistics:
         if self._group.size == 1 or not self._layers:
             return
         averaged = self._averaged()
-        values = np.concatenate([tensor.double().flatten().numpy() for tensor in averaged])
+        values = np.concatenate([tensor.double().flatten().cpu().numpy() for tensor in averaged])
         total = np.append(values * weight if weight else np.zeros_like(values), weight)
         self._group.ring.all_reduce(total, "running statistics").wait()
         if total[-1]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import nn
 
-from hpctrain.comm.buffer import allocate
+from hpctrain.comm.device_buffer import allocator
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.compressors import Compressor
 from hpctrain.model.gradients import FlatGradients
@@ -36,8 +36,9 @@ class GlobalGradients:
     ):
         group = mesh.add_group()
         self._name, self._meeting = f"model {len(mesh.groups) - 1}", mesh.meeting
-        in_windows = is_summed_in_place(algorithm, compress)
-        self._flat = FlatGradients(parameters, group.allocate if in_windows else allocate, bucket_bytes)
+        device = next(iter(parameters.values())).device
+        in_windows = device.type == "cpu" and is_summed_in_place(algorithm, compress)
+        self._flat = FlatGradients(parameters, group.allocate if in_windows else allocator(device), bucket_bytes)
         self._flat.attach(())
         self._sums = reduction_of(self._flat, group.ring, algorithm, compress)
         self._flat.on_ready, self._flat.on_gradient = self._sums.start, group.progress.poll

@@ -26,7 +26,8 @@ class TiedWeights:
         self._held = {self._canonical[name]: name for name in parameters if name in self._canonical}
         self._group = mesh.part_of_pipe(bool(self._held)) if self.sets else None
         self.adds_up = self._group is not None and any(described[names[0]].is_trained for names in self.sets)
-        self._dtype = next((parameter.dtype for parameter in parameters.values()), None)
+        like = next(iter(parameters.values()), torch.empty(0))
+        self._dtype, self._device = like.dtype, like.device
         stages = sorted({described[name].stage for name in self._canonical})
         for names in self.sets if self._group is not None else ():
             self._broadcast(parameters, names[0], stages.index(described[names[0]].stage))
@@ -47,8 +48,9 @@ class TiedWeights:
     def add_up(self, gradients: FlatGradients) -> None:
         """Gives all copies the sum of their gradients, the same bits. Collective over the stages that hold one."""
         views = {first: gradients.views[name] for first, name in self._held.items() if name in gradients.views}
-        total = torch.zeros(sum(shape.numel() for shape in self._shapes.values()), dtype=self._dtype)
-        pieces = dict(zip(self._shapes, total.split([shape.numel() for shape in self._shapes.values()])))
+        lengths = [shape.numel() for shape in self._shapes.values()]
+        total = torch.zeros(sum(lengths), dtype=self._dtype, device=self._device)
+        pieces = dict(zip(self._shapes, total.split(lengths)))
         for first, view in views.items():
             pieces[first].copy_(view.flatten())
         self._group.ring.all_reduce(total, "tied weights").wait()
@@ -58,7 +60,9 @@ class TiedWeights:
     def _broadcast(self, parameters: Mapping[str, torch.nn.Parameter], first: str, root: int) -> None:
         """The first copy replaces the others, so that they start equal."""
         held = self._held.get(first)
-        values = parameters[held].detach().clone() if held else torch.empty(self._shapes[first], dtype=self._dtype)
+        values = torch.empty(self._shapes[first], dtype=self._dtype)
+        if held:
+            values.copy_(parameters[held].detach())
         self._group.broadcast(values, root)
         if held:
             with torch.no_grad():

@@ -74,7 +74,7 @@ class Trainer:
         if self.executor.optimizer is not None:
             self.executor.optimizer.state.clear()
         for parameter in self.executor.stage.named_parameters().values():
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
     def _train(self) -> None:
         if self.lost_ranks and self.state.step:

@@ -5,12 +5,13 @@ from functools import partial
 
 import torch
 
-from hpctrain.comm.buffer import allocate
+from hpctrain.comm.device_buffer import allocator
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.optimizer_shard import OptimizerShard
+from hpctrain.model.random_state import CPU
 from hpctrain.plan.schedule import SCHEDULES
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.client import ServiceClient
@@ -33,20 +34,22 @@ def build_update(
     roles: Roles | None,
     tables: Tables,
     shard: OptimizerShard | None = None,
+    device: torch.device = CPU,
 ) -> Callable[..., Update]:
     """What makes the update, from what all kinds of it need. Collective where there are servers."""
+    lookups_of = partial(_lookups, config, tables, device=device)
     if shard is not None:
-        return partial(ShardedUpdate, shard=shard, lookups=_lookups(config, tables, local_rows(config, tables)))
+        return partial(ShardedUpdate, shard=shard, lookups=lookups_of(local_rows(config, tables)))
     if roles is None:
         if not SCHEDULES[config.schedule].flushes:
             place = place_of(config, mesh.stage)
             return partial(LocalUpdate, name=config.schedule, place=place, vertical_sync=config.vertical_sync)
-        return partial(Update, lookups=_lookups(config, tables, local_rows(config, tables)))
+        return partial(Update, lookups=lookups_of(local_rows(config, tables)))
     through_ring = config.dense_via == "ring"
     flat = torch.empty(0) if through_ring else flatten(gradients)
     client = _client(config, roles, gradients, flat, tables)
     local = config.update == "worker"
-    lookups = _lookups(config, tables, local_rows(config, tables) if local else ServedRows(client))
+    lookups = lookups_of(local_rows(config, tables) if local else ServedRows(client))
     if through_ring:
         return partial(RingAndServers, client=client, lookups=lookups)
     how = {"delay": config.delay, "window": config.delay_window}
@@ -73,7 +76,7 @@ def flatten(gradients: FlatGradients, flag: str = "--servers") -> torch.Tensor:
         like = gradients.flat
     except ValueError as error:
         raise AgreedError(f"{flag}: {error}") from None
-    flat = torch.from_numpy(allocate(like.nbytes)).view(like.dtype).zero_()
+    flat = torch.as_tensor(allocator(like.device)(like.nbytes)).view(like.dtype).zero_()
     for name, place in gradients.places.items():
         parameter = gradients.parameters[name]
         with torch.no_grad():
@@ -82,10 +85,10 @@ def flatten(gradients: FlatGradients, flag: str = "--servers") -> torch.Tensor:
     return flat
 
 
-def _lookups(config: Config, tables: Tables, source: Source) -> Lookups | None:
+def _lookups(config: Config, tables: Tables, source: Source, device: torch.device) -> Lookups | None:
     if not tables.modules:
         return None
-    return Lookups(tables.modules, tables.tables, source, tables.batches, table_dtype(config))
+    return Lookups(tables.modules, tables.tables, source, tables.batches, table_dtype(config), device)
 
 
 def _client(
@@ -96,4 +99,4 @@ def _client(
     segments = [Segment(name, place.start, place.stop) for name, place in places.items()]
     shapes = table_shapes(tables.tables, tables.modules)
     described = describe(service_settings(config), dtype, segments, len(flat), shapes, roles.num_servers)
-    return ServiceClient(roles, described, flat)
+    return ServiceClient(roles, described, flat.cpu())

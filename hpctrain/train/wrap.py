@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hpctrain.comm.buffer import DEVICE_KINDS
+
 
 def check_trainable(module: nn.Module) -> None:
     """ValueError, one line with the name, for a model whose gradients cannot travel."""
@@ -18,11 +20,23 @@ def check_trainable(module: nn.Module) -> None:
     for name, parameter in named.items():
         if is_lazy(parameter):
             raise ValueError(f"DataParallel: {name} has no shape yet; run one forward before wrapping the model")
-        if parameter.device.type != "cpu":
-            raise ValueError(f"DataParallel: {name} is on {parameter.device}; only CPU tensors travel: model.cpu()")
+    the_device(named, "DataParallel")
     for name, layer in module.named_modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
             refuse_sparse(f"{name}.weight".lstrip("."))
+
+
+def the_device(parameters: Mapping[str, nn.Parameter], user: str) -> torch.device:
+    """On which all are, the host where there are none. ValueError that begins with `user` where they cannot travel."""
+    found = {each.device: name for name, each in reversed(parameters.items())}
+    if odd := next((each for each in found if each.type not in ("cpu", *DEVICE_KINDS)), None):
+        raise ValueError(
+            f"{user}: {found[odd]} is on {odd}; tensors of host and CUDA devices travel: model.cpu()"
+        )
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        raise ValueError(f"{user}: {first} is on {one} and {second} on {other}; put the model on one device")
+    return next(iter(found), torch.device("cpu"))
 
 
 def check_compressible(parameters: Mapping[str, nn.Parameter], flag: str) -> None:

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
+from hpctrain.model.random_state import CPU
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.layout import grid_of, settled
 from hpctrain.train.tables import whole_table
@@ -193,7 +194,7 @@ def all_weights(executor, mesh) -> dict:
     }
 
 
-def run(task, comm=None, log=None, **settings):
+def run(task, comm=None, log=None, device=CPU, **settings):
     """Trains `task` on all ranks of `comm`; returns losses by step, weights by name, and the executor.
 
     With stages the weights are those of all of them. `log` gets the actions of this rank.
@@ -202,7 +203,7 @@ def run(task, comm=None, log=None, **settings):
     config = settled(Config(**settings), comm.size if comm is not None else 1)
     lines = []
     mesh = Mesh(comm, grid_of(config, comm.size) if comm is not None else None)
-    executor = build_executor(config, task, mesh)
+    executor = build_executor(config, task, mesh, device=device)
     if log is not None:
         executor.watchers.append(lambda action, *times: log.append(action))
     evaluation = build_evaluation(config, task, mesh) if config.eval_every else None
