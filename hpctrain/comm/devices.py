@@ -1,4 +1,4 @@
-"""What the CUDA driver lets this process use, asked of the driver itself, without torch.
+"""What the CUDA driver lets this process use, asked of the driver itself, without torch; and who here knows of CUDA.
 
 CUDA_VISIBLE_DEVICES holds numbers, beginnings of UUIDs or MIG instances, and ends at the first that is none: only the
 driver reads all of its forms as the driver does. NVML and /proc/driver/nvidia tell what the machine has, not what this
@@ -6,8 +6,11 @@ process sees. cuInit makes no context and takes no device memory; but who is for
 torch.cuda.init.
 """
 
+import ast
 import ctypes
 import uuid
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 DRIVER = "libcuda.so.1"
@@ -30,6 +33,26 @@ def visible_devices(load=ctypes.CDLL) -> tuple[list[str], str | None]:
     except OSError as error:
         return [], str(error)
     return names, None if names else "the CUDA driver shows none"
+
+
+def torch_cuda() -> str | None:
+    """The CUDA that torch was built with, as its file version.py says; None: none, or no torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text())
+    except (OSError, SyntaxError):
+        return None
+    for node in tree.body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+def has_cupy() -> bool:
+    return find_spec("cupy") is not None
 
 
 def _name(driver: Any, index: int) -> str:

@@ -15,6 +15,7 @@ from hpctrain.config.combinations import (
 from hpctrain.config.servers import check_servers
 from hpctrain.config.values import UsageError, check_task, check_value, flag, flag_name
 from hpctrain.plan.allreduce import CHOICES
+from hpctrain.plan.devices import KINDS
 from hpctrain.plan.grid import RANK_ORDERS
 from hpctrain.plan.schedule import SCHEDULES
 
@@ -127,6 +128,9 @@ class Config:
         "float32",
         "of weights and arithmetic (bf16-mixed: weights in float32, products in bfloat16)",
         choices=PRECISIONS,
+    )
+    device: str = flag(
+        "auto", "where layers are computed; auto: on CUDA devices, where every rank that trains has one", choices=KINDS
     )
     eval_every: int | None = flag(None, "steps between evaluations on the held-out rows", minimum=1, metavar="N")
     eval_batches: int | None = flag(

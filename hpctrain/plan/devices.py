@@ -8,6 +8,51 @@ devices of a node, or only its own, which is number 0 to that rank alone.
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
+
+KINDS = ("auto", "cpu", "cuda")
+
+
+class Sight(NamedTuple):
+    """What a rank sees: `node` is the same on ranks that share memory, `no_device` why `devices` is empty."""
+
+    host: str
+    node: int
+    devices: list[str]
+    no_device: str | None
+    torch_cuda: str | None  # the CUDA that its torch was built with
+    has_cupy: bool
+
+
+def settle(wish: str, workers: list[Sight], travels: bool) -> tuple[list[int | None], list[str]]:
+    """By rank that trains, the number of its device, None on all for the host; and what is to be said of it.
+
+    `wish` is one of KINDS, `auto`: devices where all have one. `travels`: whether gradients or activations do.
+    ValueError, one line, where some ranks would have a device and others not, or where those asked for cannot be had.
+    """
+    if wish == "cpu":
+        return [None] * len(workers), []
+    hosts, visible = [each.host for each in workers], [each.devices for each in workers]
+    chosen = choose_all([each.node for each in workers], visible)
+    if line := disagreement(hosts, chosen):
+        raise ValueError(f"--device {wish}: {line}; give each rank one, or train on --device cpu")
+    lacking = next(filter(None, (_lack(rank, each, travels) for rank, each in enumerate(workers))), None)
+    if lacking is None:
+        return chosen, [f"{line}; they take turns on it" for line in shared(hosts, visible, chosen)]
+    if wish == "cuda":
+        raise ValueError(f"--device cuda: {lacking}; `python -m hpctrain doctor --require cuda` tells more")
+    return [None] * len(workers), [f"--device auto: training is on the host, for {lacking}"] if visible[0] else []
+
+
+def _lack(rank: int, sight: Sight, travels: bool) -> str | None:
+    """Why a rank cannot train on a device."""
+    if not sight.devices:
+        return f"rank {rank} on {sight.host} has none: {sight.no_device}"
+    if sight.torch_cuda is None:
+        return f"rank {rank} on {sight.host} has a torch that is built without CUDA"
+    if travels and not sight.has_cupy:
+        return f"rank {rank} on {sight.host} has no CuPy, which adds on devices (pip install cupy-cuda12x, or yours)"
+    return None
 
 
 def choose(num_visible: int, local_rank: int) -> int | None:

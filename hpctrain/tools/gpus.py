@@ -5,14 +5,11 @@ torch is loaded only where it was built with CUDA and the driver shows devices: 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from importlib.metadata import distributions
-from importlib.util import find_spec
-from pathlib import Path
 
 from hpctrain.comm import cuda_aware
-from hpctrain.comm.devices import visible_devices
+from hpctrain.comm.devices import torch_cuda, visible_devices
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL")
 
@@ -37,22 +34,6 @@ def mpi_answers(comm) -> list | str:
         return cuda_aware.ask(comm)
     except ValueError as error:
         return str(error)
-
-
-def torch_cuda() -> str | None:
-    """The CUDA that torch was built with, as its file version.py says; None: none, or no torch."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text())
-    except (OSError, SyntaxError):
-        return None
-    for node in tree.body:
-        targets = getattr(node, "targets", [getattr(node, "target", None)])
-        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
-            return ast.literal_eval(node.value)
-    return None
 
 
 def _torch_devices() -> int | str:

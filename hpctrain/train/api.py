@@ -69,7 +69,8 @@ class DataParallel(nn.Module):
             raise ValueError(f"DataParallel: bucket_bytes={bucket_bytes} is less than 1")
         check_trainable(module)
         if compress != "none":
-            check_compressible(dict(module.named_parameters()), f"DataParallel: compress={describe(compress)!r}")
+            flag = f"DataParallel: compress={describe(compress)!r}"
+            check_compressible(dict(module.named_parameters()), flag, compress)
         _check_unwrapped(module)
         self.module, self.reduction = module, reduction
         self._mesh, self._group = mesh, mesh.data

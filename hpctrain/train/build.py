@@ -126,7 +126,7 @@ def build_gradients(config: Config, stage: Stage, mesh: Mesh, roles: Roles | Non
         raise AgreedError(f"--task {config.task}: the model has no parameter that requires a gradient")
     with agreed(mesh.everybody):
         if config.compress != "none":
-            check_compressible(stage.named_parameters(), f"--compress {config.compress}")
+            check_compressible(stage.named_parameters(), f"--compress {config.compress}", config.compress)
         try:
             check_algorithm(config.allreduce, mesh.data.ring)
         except ValueError:

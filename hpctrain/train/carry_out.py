@@ -18,11 +18,13 @@ def carry_out(
     start: Start,
     mesh: Mesh | None = None,
     *,
+    device: int | None = None,
     tuning: Tuning,
     signals: StopSignals,
 ) -> int:
     """Trains on the ranks of `comm`; returns the exit code. Collective.
 
+    `device` is the number of the one that this rank computes on, None: the host.
     `mesh`: of all these ranks as replicas, which is taken, or closed. Ranks that may be lost share no memory: MPI could
     not take it back.
     """
@@ -30,7 +32,7 @@ def carry_out(
         mesh.close()
         mesh = None
     if config.servers:
-        return with_servers(config, folder, comm, tuning, start, signals)
+        return with_servers(config, folder, comm, device, tuning, start, signals)
     if mesh is None:
         grid = grid_of(config, 1 if comm is None else comm.size)
         mesh = Mesh(comm, grid, progress=progress_of(start), tuning=tuning, shares_memory=start.survival is None)
@@ -38,10 +40,12 @@ def carry_out(
     from hpctrain.train.run import run_training
 
     with mesh:
-        return run_training(config, folder, mesh, start=start, signals=signals)
+        return run_training(config, folder, mesh, start=start, signals=signals, device=device)
 
 
-def with_servers(config: Config, folder: Path, comm, tuning: Tuning, start: Start, signals: StopSignals) -> int:
+def with_servers(
+    config: Config, folder: Path, comm, device: int | None, tuning: Tuning, start: Start, signals: StopSignals
+) -> int:
     """Trains on all ranks but the last, which serve. Collective."""
     with Roles(comm, config.servers, progress_of(start)) as roles:
         if roles.is_server:
@@ -52,7 +56,7 @@ def with_servers(config: Config, folder: Path, comm, tuning: Tuning, start: Star
 
         shares = start.survival is None
         with Mesh(roles.peers, progress=roles.progress, tuning=tuning, shares_memory=shares) as mesh:
-            return run_training(config, folder, mesh, roles, start, signals)
+            return run_training(config, folder, mesh, roles, start, signals, device)
 
 
 def progress_of(start: Start):

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 def stored(pieces: Iterable[Piece]) -> dict[str, torch.Tensor]:
-    """Copies on the host, as safetensors wants them: contiguous, each in memory of its own; whole ones in their shape."""
+    """Copies on the host as safetensors wants them: contiguous, each in its own memory; whole ones in their shape."""
     return {
         each.name: each.values.detach()
         .reshape(each.shape if each.is_whole else -1)

@@ -22,6 +22,7 @@ from hpctrain.report.streams import PrefixedStream
 from hpctrain.report.summary import counted
 from hpctrain.tasks.load import absolute_name, build_task, explained, settled_options, short_name
 from hpctrain.train.carry_out import carry_out
+from hpctrain.train.devices import choose
 from hpctrain.train.errors import AgreedError, on_first
 from hpctrain.train.facts import first_of_node
 from hpctrain.train.layout import grid_of, settled
@@ -54,13 +55,15 @@ def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
         sys.stderr = PrefixedStream(sys.stderr, f"[rank {mesh.rank}]")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a sample of text may hold what a screen cannot show
+    prepared: dict = {}
     try:
         on_first(mesh.world, lambda: held.enter_context(alone_in(folder_to_go_on_in(argv))))
         start = find(argv, mesh.world)
         prepared = mesh.world.broadcast_json(prepare(argv, mesh.world.size, start) if mesh.rank == 0 else None)
         fault = prepared.get("usage") or prepare_nodes(prepared["config"], mesh)
+        config, device = (None, None) if fault else choose(Config(**prepared["config"]), mesh.world)
     except AgreedError as error:
-        fault, prepared = str(error), {}
+        fault = str(error)
     if fault:
         if mesh.rank == 0:
             print(f"hpctrain: {fault}", file=sys.stderr)
@@ -69,7 +72,7 @@ def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
         mesh.close()
         return 2
     start = replace(start, allowed=tuple(prepared["allowed"]))
-    config, folder = with_threads(Config(**prepared["config"]), mesh), Path(prepared["folder"])
+    config, folder = with_threads(config, mesh), Path(prepared["folder"])
     if isinstance(sys.stderr, PrefixedStream):
         sys.stderr.log = folder / "logs" / f"rank-{mesh.rank:04d}.log"
         note_processes(folder, mesh.world)
@@ -78,7 +81,7 @@ def train(argv: list[str], comm, signals: StopSignals, held: ExitStack) -> int:
             write_config(config, folder, mesh.world.size)
             held.enter_context(alone_in(folder))
         announce(config, folder, mesh.world.size)
-    carry = partial(carry_out, config, folder, tuning=Tuning.of(prepared["tuning"]), signals=signals)
+    carry = partial(carry_out, config, folder, device=device, tuning=Tuning.of(prepared["tuning"]), signals=signals)
     if config.on_rank_loss == "continue" and mesh.size > 1:
         seconds = config.stall_seconds if all(mesh.world.all_gather_json(folder.exists())) else math.inf
         mesh.close()

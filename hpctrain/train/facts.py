@@ -5,14 +5,18 @@ import resource
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hpctrain
 from hpctrain.comm.environment import library_name
 from hpctrain.comm.group import Group
 from hpctrain.comm.mesh import Mesh
 
+if TYPE_CHECKING:
+    import torch
 
-def environment(mesh: Mesh, threads: int, data_sha256: str | None) -> dict:
+
+def environment(mesh: Mesh, threads: int, data_sha256: str | None, device: "torch.device") -> dict:
     """The summary's `environment`. Collective."""
     hosts = mesh.world.all_gather_json(socket.gethostname())
     return {
@@ -23,6 +27,7 @@ def environment(mesh: Mesh, threads: int, data_sha256: str | None) -> dict:
         "mpi": mpi_library() if mesh.world.comm is not None else None,
         "hosts": sorted(set(hosts)),
         "cpu": cpu_name(),
+        "device": device_name(device),
         "threads": threads,
         "data_sha256": data_sha256,
     }
@@ -36,6 +41,15 @@ def first_of_node(world: Group) -> int:
 def peak_memory_bytes() -> int:
     """The largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def device_name(device: "torch.device") -> str:
+    """As `cuda:0 NVIDIA H200`; of the host just `cpu`."""
+    if device.type == "cpu":
+        return "cpu"
+    import torch
+
+    return f"{device} {torch.cuda.get_device_name(device)}"
 
 
 def package_version(name: str) -> str | None:

@@ -70,11 +70,14 @@ class Links:
             sender.on_left = partial(told, op.value)
 
     @property
+    def senders(self) -> list[Sender]:
+        return list(self._senders.values())
+
+    @property
     def figures(self) -> tuple[int, int, int]:
         """Bytes, messages and control messages sent so far."""
-        senders = self._senders.values()
         return tuple(
-            sum(getattr(sender, name) for sender in senders)
+            sum(getattr(sender, name) for sender in self.senders)
             for name in ("bytes_sent", "messages_sent", "control_messages")
         )
 

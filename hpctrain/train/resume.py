@@ -31,6 +31,7 @@ CHECKPOINTS, CONFIG = "checkpoints", "config.toml"  # in the folder of a run
 OF_A_START = ("run_dir", "resume", "allow_change", "epochs")  # settings that say nothing of the run itself
 # settings that are chosen for a layout, or a schedule, where nobody gives them
 BY_LAYOUT = ("num_microbatches", "threads", "stage_split", "rank_order")
+BY_MACHINE = ("device",)  # where nobody gives them
 BY_SCHEDULE = ("num_microbatches", "chunks", "pipeline_warmup", "vertical_sync")
 
 
@@ -125,9 +126,9 @@ def parse_resumed(argv: list[str], start: Start, num_ranks: int) -> tuple[Config
     if start.folder is None:
         _check_code(start, saved, wanted)
     other = ("stages", "shard_optimizer") if wanted.servers else ("servers",) if wanted.stages > 1 else ()
-    unfit = {*BY_LAYOUT, *BY_SCHEDULE, *WITH_SERVERS, *other, "task_option", "data"}
+    unfit = {*BY_LAYOUT, *BY_MACHINE, *BY_SCHEDULE, *WITH_SERVERS, *other, "task_option", "data"}
     config, _ = parse(argv, {name: value for name, value in saved.items() if name not in unfit})
-    unfit = {*other, *(() if config.servers else WITH_SERVERS)}
+    unfit = {*BY_MACHINE, *other, *(() if config.servers else WITH_SERVERS)}
     if start.manifest["layout"] != layout_of(grid_of(config, num_ranks), config.servers):
         unfit |= set(BY_LAYOUT)
     if config.schedule != saved.get("schedule"):

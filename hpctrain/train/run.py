@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
@@ -22,6 +24,7 @@ from hpctrain.train.batches import Batches
 from hpctrain.train.build import build_evaluation, build_executor
 from hpctrain.train.cautions import note_compression, note_mixing
 from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.devices import take
 from hpctrain.train.errors import AgreedError, NothingLeft, on_first
 from hpctrain.train.final import final_weights, save
 from hpctrain.train.process import settle
@@ -45,16 +48,19 @@ def run_training(
     roles: Roles | None = None,
     start: Start = ANEW,
     signals: StopSignals | None = None,
+    device: int | None = None,
 ) -> int:
     """Trains on all ranks of `mesh`, from where `start` says; returns the exit code. What `signals` note ends it.
 
-    Collective, also with the servers of `roles`.
+    `device` is the number of the one that this rank computes on, None: the host. Collective, also with the servers of
+    `roles`.
     """
     settle(config.threads)
+    home = take(device)
     task = build_task(config.task, config.task_option, config.data)
     try:
         data_sha256 = same_data(task, mesh)
-        trainer = build_trainer(config, task, mesh, roles)
+        trainer = build_trainer(config, task, mesh, roles, home)
         if signals is not None:
             heed(signals, trainer)
         go_on(trainer, folder, start, data_sha256)
@@ -180,9 +186,9 @@ def go_on(trainer: Trainer, folder: Path, start: Start, data_sha256: str | None)
         survival.protect(trainer)
 
 
-def build_trainer(config: Config, task, mesh: Mesh, roles: Roles | None) -> Trainer:
+def build_trainer(config: Config, task, mesh: Mesh, roles: Roles | None, device: torch.device = CPU) -> Trainer:
     """All that trains, found to be the same on all ranks. Collective, also with servers."""
-    executor = build_executor(config, task, mesh, roles=roles)
+    executor = build_executor(config, task, mesh, roles=roles, device=device)
     same_rows(executor.batches, mesh)
     note_mixing(executor, mesh)
     note_compression(config, executor, mesh)

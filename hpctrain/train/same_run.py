@@ -16,6 +16,7 @@ from hpctrain.train.errors import AgreedError
 from hpctrain.train.resume import OF_A_START, Start, layout_of
 
 IN_LAYOUT = ("stages", "servers")  # settings that the line on the layout tells
+YET_TO_BE_CHOSEN = (("threads", None), ("device", "auto"))
 
 
 def check_same_run(start: Start, config: Config) -> None:
@@ -40,7 +41,7 @@ def changes(start: Start, config: Config, grid: Grid) -> list[str]:
         lines.append(f"--resume: saved by {before}; goes on with {now}")
     for each in dataclasses.fields(Config):
         before, now = saved[each.name], getattr(config, each.name)
-        if each.name not in (*OF_A_START, *IN_LAYOUT) and before != now and (each.name, now) != ("threads", None):
+        if each.name not in (*OF_A_START, *IN_LAYOUT) and before != now and (each.name, now) not in YET_TO_BE_CHOSEN:
             lines.append(f"--resume: {flag_name(each)} was {_shown(before, now)}, from here on {_shown(now, before)}")
     if start.folder is None and start.step >= config.steps:
         lines.append(f"--resume: it was saved at step {start.step}, so nothing is left to train; give more --steps")

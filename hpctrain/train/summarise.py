@@ -3,8 +3,11 @@
 import sys
 from collections.abc import Callable
 
+import torch
+
 from hpctrain.comm.clock import Clock
 from hpctrain.comm.mesh import Mesh
+from hpctrain.comm.ring import Counters
 from hpctrain.config import Config
 from hpctrain.plan.program import ALL
 from hpctrain.train import facts
@@ -31,6 +34,7 @@ def summarise(
     executor, grid = trainer.executor, mesh.grid
     waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
     own = [*sent(executor, mesh), facts.peak_memory_bytes()]
+    of_devices = mesh.world.all_gather_json(device_figures(executor, mesh))
     by_rank = mesh.world.all_gather_json([*own, waited, state_bytes(executor.optimizer)])
     data_share, optimizer_bytes = ([each[place] for each in by_rank] for place in (-2, -1))
     by_rank = [each[:-2] for each in by_rank] + [[*each["sent"], each["memory"]] for each in servers]
@@ -50,6 +54,7 @@ def summarise(
         "bytes_sent_per_rank": bytes_sent,
         "messages_sent_per_rank": messages,
         "control_messages_per_rank": control,
+        **{name: [each[name] for each in of_devices] for name in of_devices[0]},
         "allreduce": executor.update.reduction.figures() if executor.update.served != ALL else None,
         "tuning": figures(config),
         "checkpoints": trainer.checkpoints.figures() if trainer.checkpoints else None,
@@ -58,20 +63,36 @@ def summarise(
         "peak_memory_bytes": memory,
         "optimizer_state_bytes": optimizer_bytes,
         "weights_sha256": hashes["weights_sha256"],
-        "environment": facts.environment(mesh, config.threads, hashes["data_sha256"]),
+        "environment": facts.environment(mesh, config.threads, hashes["data_sha256"], executor.stage.device),
     }
 
 
 def sent(executor: Executor, mesh: Mesh) -> list[int]:
     """Bytes, messages and control messages of this rank."""
-    rings = [mesh.data.ring.counters, *(part.ring.counters for part in mesh.parts)]
-    if mesh.everybody is not mesh.data:
-        rings.append(mesh.everybody.ring.counters)
-    by_ring = [(each.bytes_sent, each.messages_sent, each.control_messages) for each in rings]
+    by_ring = [(each.bytes_sent, each.messages_sent, each.control_messages) for each in counters_of(mesh)]
     client = getattr(executor.update, "client", None)
     if client is not None:
         by_ring.append((client.outbox.bytes_sent, client.outbox.messages_sent, client.outbox.control_messages))
     return [sum(each) for each in zip(executor.passes.links.figures, *by_ring)]
+
+
+def counters_of(mesh: Mesh) -> list[Counters]:
+    """Of all rings that a run sends along."""
+    groups = [mesh.data, *mesh.parts, *([] if mesh.everybody is mesh.data else [mesh.everybody])]
+    return [each.ring.counters for each in groups]
+
+
+def device_figures(executor: Executor, mesh: Mesh) -> dict[str, int | None]:
+    """What this rank sent of a device's memory, by way of the host's and without; None where it has no device."""
+    device, links = executor.stage.device, executor.passes.links
+    if device.type == "cpu":
+        return dict.fromkeys(("staged_bytes", "direct_bytes", "peak_device_bytes"))
+    senders = [*counters_of(mesh), *links.senders]
+    return {
+        "staged_bytes": sum(each.staged_bytes for each in senders),
+        "direct_bytes": sum(each.direct_bytes for each in senders),
+        "peak_device_bytes": torch.cuda.max_memory_allocated(device),
+    }
 
 
 def or_note(member: str, call: Callable):

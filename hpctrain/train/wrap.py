@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,18 +31,20 @@ def the_device(parameters: Mapping[str, nn.Parameter], user: str) -> torch.devic
     """On which all are, the host where there are none. ValueError that begins with `user` where they cannot travel."""
     found = {each.device: name for name, each in reversed(parameters.items())}
     if odd := next((each for each in found if each.type not in ("cpu", *DEVICE_KINDS)), None):
-        raise ValueError(
-            f"{user}: {found[odd]} is on {odd}; tensors of host and CUDA devices travel: model.cpu()"
-        )
+        raise ValueError(f"{user}: {found[odd]} is on {odd}; tensors of host and CUDA devices travel: model.cpu()")
     if len(found) > 1:
         (one, first), (other, second) = list(found.items())[:2]
         raise ValueError(f"{user}: {first} is on {one} and {second} on {other}; put the model on one device")
     return next(iter(found), torch.device("cpu"))
 
 
-def check_compressible(parameters: Mapping[str, nn.Parameter], flag: str) -> None:
-    """ValueError that begins with `flag` for one whose gradient cannot be compressed."""
+def check_compressible(parameters: Mapping[str, nn.Parameter], flag: str, compress: Any) -> None:
+    """ValueError that begins with `flag` for one whose gradient cannot be compressed so."""
     for name, parameter in parameters.items():
+        if parameter.device.type != "cpu" and compress != "bf16":
+            raise ValueError(
+                f"{flag}: {name} is on {parameter.device}, where only bf16 compresses; or train on the host"
+            )
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(f"{flag}: {name} is {dtype}; only gradients of float32 and float64 are compressed")

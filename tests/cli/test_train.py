@@ -35,6 +35,9 @@ KINDS = {  # the schema of summary.json in collective mode
     "bytes_sent_per_rank": [int],
     "messages_sent_per_rank": [int],
     "control_messages_per_rank": [int],
+    "staged_bytes": [(int, type(None))],
+    "direct_bytes": [(int, type(None))],
+    "peak_device_bytes": [(int, type(None))],
     "allreduce": [
         {
             "algorithm": str,
@@ -60,7 +63,8 @@ KINDS = {  # the schema of summary.json in collective mode
     "environment": dict,
     "trace": (dict, type(None)),
 }
-ENVIRONMENT = ["hpctrain", "git", "python", "torch", "numpy", "mpi4py", "mpi", "hosts", "cpu", "threads", "data_sha256"]
+ENVIRONMENT = ["hpctrain", "git", "python", "torch", "numpy", "mpi4py", "mpi", "hosts", "cpu", "device"]
+ENVIRONMENT += ["threads", "data_sha256"]
 
 
 def check_schema(value, kind):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.plan.devices import choose, choose_all, disagreement, shared
+from hpctrain.plan.devices import Sight, choose, choose_all, disagreement, settle, shared
 
 FOUR = ["a", "b", "c", "d"]
 PLACES = {  # nodes by rank, what each rank sees, the device that it takes
@@ -63,3 +63,57 @@ def test_containers_that_hide_their_memory_from_each_other_but_not_their_device_
 )
 def test_ranks_that_differ_are_named_with_their_hosts(chosen, line):
     assert disagreement(["n1", "n2", "n3"], chosen) == line
+
+
+def sight(host="n1", node=1, devices=("a", "b"), torch_cuda="13.0", has_cupy=True):
+    return Sight(host, node, list(devices), None if devices else "no CUDA driver", torch_cuda, has_cupy)
+
+
+@pytest.mark.parametrize("wish", ["auto", "cuda"])
+def test_all_ranks_train_on_devices_where_all_have_one(wish):
+    assert settle(wish, [sight(), sight()], travels=True) == ([0, 1], [])
+
+
+def test_ranks_on_one_device_are_told_of():
+    chosen, notes = settle("auto", [sight(devices=["a"])] * 2, travels=True)
+    assert chosen == [0, 0] and notes == ["n1: ranks 0, 1 share device a; they take turns on it"]
+
+
+def test_nobody_asks_for_a_device_of_who_trains_on_the_host():
+    assert settle("cpu", [sight(), sight(devices=[])], travels=True) == ([None, None], [])
+
+
+def test_without_any_device_auto_trains_on_the_host_and_says_nothing():
+    assert settle("auto", [sight(devices=[], torch_cuda=None)] * 2, travels=True) == ([None, None], [])
+
+
+@pytest.mark.parametrize("wish", ["auto", "cuda"])
+def test_a_rank_without_a_device_among_ranks_with_one_is_an_error(wish):
+    with pytest.raises(ValueError) as caught:
+        settle(wish, [sight(), sight("n2", 2, [])], travels=True)
+    told = f"--device {wish}: rank 1 on n2 sees no CUDA device, rank 0 on n1 does"
+    assert str(caught.value).startswith(told) and "--device cpu" in str(caught.value)
+
+
+LACKS = {
+    "no device": (sight(devices=[]), "rank 0 on n1 has none: no CUDA driver"),
+    "torch": (sight(torch_cuda=None), "rank 0 on n1 has a torch that is built without CUDA"),
+    "cupy": (sight(has_cupy=False), "rank 0 on n1 has no CuPy"),
+}
+
+
+@pytest.mark.parametrize("one, told", LACKS.values(), ids=LACKS)
+def test_what_is_asked_for_and_cannot_be_had_is_an_error_that_says_why(one, told):
+    with pytest.raises(ValueError) as caught:
+        settle("cuda", [one], travels=True)
+    assert str(caught.value).startswith(f"--device cuda: {told}")
+
+
+def test_auto_says_why_devices_are_left_alone():
+    for one, told in (LACKS["torch"], LACKS["cupy"]):
+        chosen, notes = settle("auto", [one], travels=True)
+        assert chosen == [None] and len(notes) == 1 and told in notes[0]
+
+
+def test_one_rank_alone_adds_nothing_up_and_needs_no_cupy():
+    assert settle("cuda", [sight(has_cupy=False)], travels=False) == ([0], [])

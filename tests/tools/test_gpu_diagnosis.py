@@ -4,10 +4,11 @@ import os
 
 import pytest
 
+from hpctrain.comm.devices import torch_cuda
 from hpctrain.tools.diagnosis import exit_code, findings, report
 from hpctrain.tools.doctor import run
 from hpctrain.tools.gpu_diagnosis import DIRECT, HOST, STAGED, gpu_findings, gpu_table
-from hpctrain.tools.gpus import gpu_facts, torch_cuda
+from hpctrain.tools.gpus import gpu_facts
 from tests.harness.launch import ROOT, run_python
 from tests.tools.gpu_facts import AWARE, NO_GPU, NOT_AWARE, TWO_GPUS
 from tests.tools.test_doctor import MPI, RANK

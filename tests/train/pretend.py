@@ -49,6 +49,14 @@ class Pretended(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # else results of the host would be Pretended too
 
+    @property
+    def data(self) -> "Pretended":
+        return self.detach()
+
+    @data.setter
+    def data(self, other: "Pretended") -> None:
+        self.on_host = other.on_host
+
     def data_ptr(self) -> int:
         return self.on_host.data_ptr()
 

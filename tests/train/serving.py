@@ -8,6 +8,7 @@ import torch
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.roles import Roles
 from hpctrain.config import Config
+from hpctrain.model.random_state import CPU
 from hpctrain.plan.grid import Grid
 from hpctrain.plan.sharding import Segment
 from hpctrain.train.build import build_evaluation, build_executor
@@ -66,7 +67,7 @@ def serve(comm, num_servers: int, work, settings: ServiceSettings = SETTINGS, se
     return [each[0] for each in workers], [each[1] for each in servers], logs
 
 
-def train(comm, task, num_workers: int, num_servers: int, **settings):
+def train(comm, task, num_workers: int, num_servers: int, device=CPU, **settings):
     """As toys.run, on so many ranks of `comm` (None on the others): losses of rounds on rank 0, weights on workers.
 
     Also the logs of all servers. Collective.
@@ -82,7 +83,7 @@ def train(comm, task, num_workers: int, num_servers: int, **settings):
             ParameterServer(roles, record).serve()
         else:
             mesh = Mesh(roles.peers, Grid(1, num_workers))
-            executor = build_executor(config, task, mesh, roles=roles)
+            executor = build_executor(config, task, mesh, roles=roles, device=device)
             evaluation = build_evaluation(config, task, mesh) if config.eval_every else None
             trainer = Trainer(config, executor, mesh, lines.append, evaluation)
             trainer.check()

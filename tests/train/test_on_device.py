@@ -1,0 +1,94 @@
+"""Training on a device gives what training on the host gives, bit for bit where both compute alike.
+
+The device is tests/train/pretend.py: so every tensor is seen to be where it is used, and what travels goes through the
+code for devices, staged through the host's memory or handed to mpi4py as memory of a device.
+"""
+
+import pytest
+import torch
+
+from tests.train.pretend import DEVICE, pretending
+from tests.train.recommender import Recommender
+from tests.train.serving import train
+from tests.train.test_equivalence import TASKS, part_of
+from tests.train.toys import Mixing, run
+
+PATHS = {"staged": "0", "direct": "1"}
+REPLICAS = {
+    "masked": {},
+    "deep": {"num_microbatches": 3, "clip_norm": 0.1},
+    "unused": {"shard_optimizer": True, "optimizer": "adagrad"},
+    "tied": {"on_nan": "skip", "recompute": True},
+    "frozen": {"allreduce": "ring"},
+    "mixing": {},
+    "tables": {"clip_norm": 0.5},
+}
+PIPELINES = {
+    "masked": {"schedule": "f-then-b"},
+    "deep": {"schedule": "1f1b-interleaved", "chunks": 2},
+    "tied": {"schedule": "zb-h1"},
+    "unused": {"schedule": "1f1b-async", "clip_norm": 0.5},
+    "frozen": {"schedule": "2bw", "recompute": True},
+    "mixing": {"schedule": "1f1b", "eval_every": 10},
+}
+
+
+MORE = {"mixing": Mixing(), "tables": Recommender(padded=True)}
+
+
+def task_of(name: str):
+    return MORE[name] if name in MORE else TASKS[name]
+
+
+def assert_same(on_host, on_device):
+    losses, weights, _ = on_host
+    assert on_device[0] == losses
+    for name, weight in (weights or {}).items():  # a server has none
+        assert torch.equal(on_device[1][name].cpu(), weight), name
+
+
+def compare(comm, path, monkeypatch, name, **settings):
+    """On the ranks of `comm`, on the host and on the device."""
+    monkeypatch.setenv("HPCTRAIN_CUDA_AWARE", PATHS[path])
+    on_host = run(task_of(name), comm, **settings)
+    with pretending(is_for_mpi=path == "direct"):
+        on_device = run(task_of(name), comm, device=DEVICE, **settings)
+    assert_same(on_host, on_device)
+    return on_device
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", REPLICAS)
+def test_replicas_on_devices_equal_those_on_the_host(comm, path, name, monkeypatch):
+    settings = {"optimizer": "adam", "allreduce": "ring", "steps": 8, "eval_every": 4, **REPLICAS[name]}
+    for num_ranks in (1, 3) if path == "staged" else (3,):
+        part = part_of(comm, num_ranks)
+        if part is not None:
+            compare(part, path, monkeypatch, name, **settings)
+            part.Free()
+
+
+SERVED = {
+    "bulk": {},
+    "each worker steps": {"update": "worker", "clip_norm": 0.5},
+    "delayed": {"delay": 1},
+    "windowed": {"delay_window": 1},
+    "dense by the ring": {"dense_via": "ring"},
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", SERVED)
+def test_workers_on_devices_equal_those_on_the_host(comm, how, monkeypatch):
+    """Tables, and all that is pushed and pulled, are on the host."""
+    monkeypatch.setenv("HPCTRAIN_CUDA_AWARE", "0")
+    part = part_of(comm, 3)
+    if part is None:
+        return
+    settings = {"optimizer": "adam", "steps": 8, "eval_every": 4, **SERVED[how]}
+    on_host = train(part, Recommender(), 2, 1, **settings)
+    with pretending():
+        on_device = train(part, Recommender(), 2, 1, device=DEVICE, **settings)
+    assert_same(on_host, on_device)
+    part.Free()
