@@ -57,10 +57,10 @@ class LocalUpdate(Update):
     def num_versions(self) -> int:
         return self.stash.peak
 
-    def add_loss(self, microbatch: int, loss: float, items: float) -> None:
-        if not np.isfinite(loss):
+    def add_loss(self, microbatch: int, loss: torch.Tensor, items: float) -> None:
+        if not torch.isfinite(loss):
             raise RankFailed(f"step {self._step_of(microbatch) + 1}: not finite: the loss on rank {self.mesh.rank}")
-        self._figures[microbatch] = loss, items
+        self._figures[microbatch] = float(loss), items
 
     def note_detached(self, microbatch: int) -> None:
         if self._figures[microbatch][1]:

@@ -145,7 +145,7 @@ class Passes:
     def _keep(self, flight: Flight, action: Action, result: Any) -> None:
         if self.stage.is_last(action.chunk):
             flight.loss, items = result
-            self.update.add_loss(action.microbatch, float(flight.loss.detach()), items)
+            self.update.add_loss(action.microbatch, flight.loss.detach(), items)
             return
         try:
             flight.outputs, flight.note = pack(result, lambda tensor: self._wants(tensor, flight, action))

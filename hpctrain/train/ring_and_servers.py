@@ -1,5 +1,7 @@
 """The dense part of a model along the ring of the workers, its tables on servers, in one step."""
 
+import torch
+
 from hpctrain.plan.program import TABLES
 from hpctrain.plan.schedule import Action, Op
 from hpctrain.train.client import ServiceClient
@@ -31,9 +33,9 @@ class RingAndServers(Update):
         if self.mesh.rank == 0:
             self.client.notes.clear()
 
-    def add_loss(self, microbatch: int, loss: float, items: float) -> None:
+    def add_loss(self, microbatch: int, loss: torch.Tensor, items: float) -> None:
         super().add_loss(microbatch, loss, items)
-        self._loss += loss
+        self._loss += float(loss)
         self._items += items
 
     def load(self, step: int) -> None:

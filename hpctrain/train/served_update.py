@@ -71,10 +71,10 @@ class ServedUpdate(Update):
     def stop_after(self, step: int) -> None:
         self._until = step + 1
 
-    def add_loss(self, microbatch: int, loss: float, items: float) -> None:
-        if not math.isfinite(loss):
+    def add_loss(self, microbatch: int, loss: torch.Tensor, items: float) -> None:
+        if not torch.isfinite(loss):
             raise RankFailed(f"step {self.step_number + 1}: not finite: the loss on rank {self.mesh.rank}")
-        self._loss += loss
+        self._loss += float(loss)
         self._items += items
 
     def note_detached(self, microbatch: int) -> None:

@@ -15,6 +15,7 @@ from hpctrain.comm.collective import Collective
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.optimizer_shard import OptimizerShard
+from hpctrain.model.own_gradients import OwnGradients
 from hpctrain.model.stage import Stage
 from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import Action, Op
@@ -96,6 +97,8 @@ class Update:
             self.statistics.remember()
         self.gradients.zero()
         self._agreement.clear()
+        self._losses: list[tuple[torch.Tensor, float]] = []
+        self._own = OwnGradients(self.gradients)
         self.load(step)
 
     def load(self, step: int) -> None:
@@ -143,9 +146,9 @@ class Update:
         """Versions of the weights held at once, at most."""
         return 1
 
-    def add_loss(self, microbatch: int, loss: float, items: float) -> None:
-        """The sum over the items of a micro-batch, which this rank computed."""
-        self._agreement.add_loss(loss, items)
+    def add_loss(self, microbatch: int, loss: torch.Tensor, items: float) -> None:
+        """The sum over the items of a micro-batch of this rank: a number that a device may not have yet."""
+        self._losses.append((loss, items))
 
     def note_detached(self, microbatch: int) -> None:
         """The loss of a micro-batch depends on no parameter. Those of all the others may."""
@@ -159,9 +162,7 @@ class Update:
 
     def _start_reduction(self, number: int) -> None:
         """A bucket is complete: look at it while it is still this rank's own, then let it travel."""
-        name = self.gradients.not_finite(self.gradients.buckets[number])
-        if name is not None:
-            self._agreement.report(self.tied.canonical(name))
+        self._own.look_at(self.gradients.buckets[number])
         self.reduction.start(number)
 
     def _reduce(self, action: Action) -> None:
@@ -177,6 +178,10 @@ class Update:
         self.tied.add_up(self.gradients)
 
     def _agree(self, action: Action) -> None:
+        for loss, items in self._losses:
+            self._agreement.add_loss(float(loss), items)
+        for name in self._own.not_finite():
+            self._agreement.report(self.tied.canonical(name))
         touched = (name for name, touched in self.gradients.touched.items() if touched)
         self._agreement.touch(map(self.tied.canonical, touched))
         self._agreement.touch(self._rows)

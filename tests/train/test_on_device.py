@@ -4,13 +4,18 @@ The device is tests/train/pretend.py: so every tensor is seen to be where it is 
 code for devices, staged through the host's memory or handed to mpi4py as memory of a device.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
+from hpctrain.model.random_state import CPU
+from hpctrain.train.errors import NotFinite
 from tests.train.pretend import DEVICE, pretending
 from tests.train.recommender import Recommender
 from tests.train.serving import train
 from tests.train.test_equivalence import TASKS, part_of
+from tests.train.test_executor import WithPoison
 from tests.train.toys import Mixing, run
 
 PATHS = {"staged": "0", "direct": "1"}
@@ -91,4 +96,19 @@ def test_workers_on_devices_equal_those_on_the_host(comm, how, monkeypatch):
     with pretending():
         on_device = train(part, Recommender(), 2, 1, device=DEVICE, **settings)
     assert_same(on_host, on_device)
+    part.Free()
+
+
+@pytest.mark.mpi
+def test_what_is_not_finite_on_a_device_is_told_by_parameter_and_rank(comm):
+    """The device is asked at the end of the step, when a bucket is a sum already."""
+    part = part_of(comm, 3)
+    if part is None:
+        return
+    told = []
+    for device in (CPU, DEVICE):
+        with pretending() if device == DEVICE else nullcontext(), pytest.raises(NotFinite) as caught:
+            run(WithPoison(row=3), part, device=device, allreduce="ring", global_batch_size=3)
+        told.append(str(caught.value))
+    assert told[0] == told[1] and "not finite: the gradient of layers.0.one on rank" in told[0]
     part.Free()
