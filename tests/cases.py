@@ -600,6 +600,7 @@ CASES = [
             "tests/comm/test_devices.py::test_a_process_takes_numbers_of_what_it_sees",
             "tests/comm/test_devices.py::test_one_id_for_each_process_is_number_0_of_every_one",
             "tests/cli/test_doctor.py::test_the_devices_of_ranks_and_who_shares_one",
+            "tests/train/test_devices_agreed.py::test_each_rank_takes_the_device_of_its_place_on_the_node",
         ),
     ),
     Case(
@@ -609,8 +610,9 @@ CASES = [
             "tests/plan/test_devices.py::test_ranks_that_differ_are_named_with_their_hosts",
             "tests/tools/test_gpu_diagnosis.py::test_a_finding",
             "tests/cli/test_doctor.py::test_a_rank_without_a_device_beside_one_with_a_device_is_named",
+            "tests/plan/test_devices.py::test_a_rank_without_a_device_among_ranks_with_one_is_an_error",
+            "tests/train/test_devices_agreed.py::test_one_rank_that_fell_back_to_the_host_is_named_on_all_ranks",
         ),
-        "doctor finds it; training uses no devices yet",
     ),
     Case(
         "G05",

@@ -22,7 +22,7 @@ IDS = {
     "ops": "O01",
     "checkpoint": "C01 C03 C05",
     "signals": "C06 C08",
-    "gpu, so far": "G01 G02 G03 G05 G06",
+    "gpu": "G01 G02 G03 G05 G06",
     "failure": "F01 F03 F04 F06 F07 F09 F10",
 }
 

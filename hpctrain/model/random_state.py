@@ -17,6 +17,12 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
+def generators_kept(device: torch.device):
+    """A context: those of torch that `seed_generators` sets are afterwards where they were before."""
+    devices = [] if device.type == "cpu" else [device.index or 0]
+    return torch.random.fork_rng(devices=devices, device_type="cuda" if device.type == "cpu" else device.type)
+
+
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """The generators of torch (CPU), NumPy and Python are afterwards where they were before."""

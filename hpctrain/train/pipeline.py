@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
-from hpctrain.model.random_state import random_state_kept
+from hpctrain.model.random_state import generators_kept, random_state_kept
 from hpctrain.model.structure import map_tensors, tensors_in
 from hpctrain.plan.grid import split_evenly
 from hpctrain.train.batches import MicroBatch
@@ -37,7 +37,8 @@ class Pipeline:
 
     `schedule` is a name of `--schedule`, `num_microbatches` the pieces of a replica's rows (default: 4 for each stage).
     `example`, a few rows of inputs, lets layers be shared out by counted flops; without it parameters count. `ties` are
-    pairs of names, such as ("layers.0.weight", "layers.5.weight"), of parameters that are one. `settings` are flags of
+    pairs of names, such as ("layers.0.weight", "layers.5.weight"), of parameters that are one. Layers come to this
+    rank's `device`, such as "cuda:0", and so do rows where they are not there already. `settings` are flags of
     the command line: chunks, pipeline_warmup, vertical_sync, stage_split, recompute, clip_norm, on_nan, bucket_bytes,
     precision (by default that of the modules), seed (of weights that functions make). A bucket size that the mesh's
     `tuning` has takes the place of the default.
@@ -58,6 +59,7 @@ class Pipeline:
         num_microbatches: int | None = None,
         example: Any = None,
         ties: Sequence[tuple[str, str]] = (),
+        device: torch.device | str = "cpu",
         **settings,
     ):
         if unknown := sorted(settings.keys() - SETTINGS):
@@ -75,7 +77,13 @@ class Pipeline:
         model = _Model([_factory(layer) for layer in given], ties, self._summed)
         with random_state_kept():
             self._executor = build_executor(
-                config, model, mesh, self._rows, optimizer, None if example is None else lambda: example
+                config,
+                model,
+                mesh,
+                self._rows,
+                optimizer,
+                None if example is None else lambda: example,
+                device=torch.device(device),
             )
 
     @property
@@ -105,7 +113,7 @@ class Pipeline:
         self._rows.give(first, batches)
         losses: list[float | None] = []
         self._executor.update.on_result = lambda result: losses.append(result.loss)
-        with torch.random.fork_rng(devices=[]):  # each stage sets the generator otherwise; the program's goes on alike
+        with generators_kept(self._executor.stage.device):  # each stage sets them; the program's go on alike
             self._executor.run_steps(first, len(batches))
         return losses
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hpctrain.comm.buffer import DEVICE_KINDS
+from hpctrain.comm import buffer
 
 
 def check_trainable(module: nn.Module) -> None:
@@ -30,7 +30,7 @@ def check_trainable(module: nn.Module) -> None:
 def the_device(parameters: Mapping[str, nn.Parameter], user: str) -> torch.device:
     """On which all are, the host where there are none. ValueError that begins with `user` where they cannot travel."""
     found = {each.device: name for name, each in reversed(parameters.items())}
-    if odd := next((each for each in found if each.type not in ("cpu", *DEVICE_KINDS)), None):
+    if odd := next((each for each in found if each.type not in ("cpu", *buffer.DEVICE_KINDS)), None):
         raise ValueError(f"{user}: {found[odd]} is on {odd}; tensors of host and CUDA devices travel: model.cpu()")
     if len(found) > 1:
         (one, first), (other, second) = list(found.items())[:2]

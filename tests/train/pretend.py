@@ -28,6 +28,12 @@ class Module(_DummyBackendModule):
     def manual_seed(self, seed: int) -> None:
         self.last_seed = seed
 
+    def get_rng_state(self, device) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device) -> None:
+        pass
+
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=Module())  # before torch's engine counts devices
 DEVICE = torch.device(NAME, 0)
