@@ -82,6 +82,22 @@ def test_what_is_written_is_read_again(tmp_path):
             for text in ("fp8", "bf16:1", "topk", "topk:0", "topk:1.1", "topk:1/0", "powersgd:0", "powersgd:1.5")
         ),
         (
+            ["--reduce-dtype", "bfloat16", "--compress", "topk:0.1"],
+            "--reduce-dtype bfloat16: --compress topk:0.1 says how gradients travel; give one",
+        ),
+        (
+            ["--reduce-dtype", "float32", "--compress", "bf16"],
+            "--reduce-dtype float32: --compress bf16 says how gradients travel; give one",
+        ),
+        (
+            ["--reduce-dtype", "float32", "--precision", "float64"],
+            "--reduce-dtype float32: gradients of --precision float64 travel as they are; leave it out",
+        ),
+        (
+            ["--reduce-dtype", "bfloat16", "--servers", "1"],
+            "--reduce-dtype bfloat16: gradients go to the --servers; leave it out, or take --dense-via ring",
+        ),
+        (
             ["--compress", "topk:0.1", "--shard-optimizer"],
             "--compress topk:0.1: each replica steps with the whole sum; leave --shard-optimizer out",
         ),

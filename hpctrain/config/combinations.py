@@ -63,6 +63,21 @@ def check_compress(config: "Config") -> None:
         )
 
 
+def check_reduce_dtype(config: "Config") -> None:
+    """UsageError where gradients are to travel in two ways."""
+    other = {"float32": "none", "bfloat16": "bf16"}.get(config.reduce_dtype)
+    if config.reduce_dtype is not None and config.compress not in ("none", other):
+        raise UsageError(
+            f"--reduce-dtype {config.reduce_dtype}: --compress {config.compress} says how gradients travel; give one"
+        )
+    if config.reduce_dtype == "float32" and config.precision == "float64":
+        raise UsageError("--reduce-dtype float32: gradients of --precision float64 travel as they are; leave it out")
+    if config.reduce_dtype == "bfloat16" and config.servers and config.dense_via == "ps":
+        raise UsageError(
+            "--reduce-dtype bfloat16: gradients go to the --servers; leave it out, or take --dense-via ring"
+        )
+
+
 def check_rank_loss(config: "Config") -> None:
     """UsageError where a lost rank takes along what no other has."""
     if config.on_rank_loss == "stop":

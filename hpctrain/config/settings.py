@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hpctrain.config.combinations import (
     check_compress,
     check_rank_loss,
+    check_reduce_dtype,
     check_resume,
     check_schedule,
     check_shard_optimizer,
@@ -21,6 +22,7 @@ from hpctrain.plan.schedule import SCHEDULES
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
 PRECISIONS = ("float32", "float64", "bf16-mixed")
+REDUCE_DTYPES = ("float32", "bfloat16")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -161,6 +163,11 @@ class Config:
         "what is sent of gradients: all (none), rounded to bf16, the largest (topk:0.01), factors (powersgd:4)",
         metavar="HOW",
     )
+    reduce_dtype: str | None = flag(
+        None,
+        "the dtype in which gradients travel: float32, as they are; bfloat16, as --compress bf16 has it",
+        choices=REDUCE_DTYPES,
+    )
     threads: int | None = flag(
         None,
         "torch threads a rank; default: OMP_NUM_THREADS, else cores of the node / ranks on it",
@@ -219,6 +226,7 @@ class Config:
         check_schedule(self)
         check_shard_optimizer(self)
         check_compress(self)
+        check_reduce_dtype(self)
         check_rank_loss(self)
         check_resume(self)
         check_servers(self)

@@ -28,7 +28,9 @@ def settled(config: Config, num_ranks: int) -> Config:
         pieces = config.num_microbatches or default_microbatches(config, rows)
     if (chunks or 1) > MAX_LANES // 2:
         raise UsageError(f"--chunks {chunks}: at most {MAX_LANES // 2}")
-    config = replace(config, chunks=chunks, num_microbatches=pieces, micro_batch_size=None)
+    compress = "bf16" if config.reduce_dtype == "bfloat16" else config.compress
+    how = {"compress": compress, "reduce_dtype": None}
+    config = replace(config, chunks=chunks, num_microbatches=pieces, micro_batch_size=None, **how)
     try:
         check(config.schedule, place_of(config, 0))
     except ValueError as error:

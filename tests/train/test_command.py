@@ -34,6 +34,11 @@ def test_paths_and_options_are_settled_for_every_folder(tmp_path, monkeypatch):
     assert prepared["task_option"]["layers"] == "1" and prepared["task_option"]["width"] == "64"
 
 
+def test_a_dtype_to_reduce_in_is_a_compression(tmp_path):
+    prepared = settled(tmp_path, "--reduce-dtype", "bfloat16")["config"]
+    assert prepared["compress"] == "bf16" and prepared["reduce_dtype"] is None
+
+
 @pytest.mark.parametrize(
     "flags, note",
     [
