@@ -7,6 +7,7 @@ import torch
 
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
+from hpctrain.model.random_state import CPU
 from hpctrain.train import checkpoint_files as files
 from hpctrain.train.build import build_executor
 from hpctrain.train.checkpoint_files import CheckpointError
@@ -36,12 +37,12 @@ def needs(name: str) -> int:
     return LAYOUTS[name][0] * LAYOUTS[name][1]
 
 
-def prepared(task, comm, layout: str, **how):
+def prepared(task, comm, layout: str, device=CPU, **how):
     stages, _, more = LAYOUTS[layout]
     how = {"steps": STEPS, "precision": "float64", "bucket_bytes": 200, **more, **how}
     config = settled(Config(stages=stages, **how), comm.size)
     mesh = Mesh(comm, grid_of(config, comm.size))
-    executor = build_executor(config, task_of(task), mesh)
+    executor = build_executor(config, task_of(task), mesh, device=device)
     lines: list = []
     return mesh, executor, Trainer(config, executor, mesh, lines.append), lines
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from hpctrain.model.random_state import CPU
+from hpctrain.train.checkpoint_pieces import Tensors, index
+from hpctrain.train.checkpoint_state import State
 from hpctrain.train.errors import NotFinite
 from tests.train.pretend import DEVICE, pretending
 from tests.train.recommender import Recommender
 from tests.train.serving import train
+from tests.train.test_checkpoint_state import SAVED, needs, prepared, save, train_until
 from tests.train.test_equivalence import TASKS, part_of
 from tests.train.test_executor import WithPoison
-from tests.train.toys import Mixing, run
+from tests.train.toys import Mixing, all_weights, run
 
 PATHS = {"staged": "0", "direct": "1"}
 REPLICAS = {
@@ -111,4 +114,32 @@ def test_what_is_not_finite_on_a_device_is_told_by_parameter_and_rank(comm):
             run(WithPoison(row=3), part, device=device, allreduce="ring", global_batch_size=3)
         told.append(str(caught.value))
     assert told[0] == told[1] and "not finite: the gradient of layers.0.one on rank" in told[0]
+    part.Free()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("layout, task", [("1x3", "recommender"), ("1x4 shared", "deep")])
+@pytest.mark.parametrize("saved_on, taken_on", [(DEVICE, CPU), (CPU, DEVICE), (DEVICE, DEVICE)])
+def test_what_a_device_saves_the_host_takes_over_and_back(comm, shared_tmp_path, layout, task, saved_on, taken_on):
+    part = part_of(comm, needs(layout))
+    if part is None:
+        return
+    how = {"optimizer": "adam", "lr": 0.01, "allreduce": "ring"}
+    mesh, executor, trainer, _ = prepared(task, part, layout, **how)
+    trainer.train()
+    expected = all_weights(executor, mesh)
+    mesh.close()
+    with pretending():
+        mesh, executor, trainer, _ = prepared(task, part, layout, saved_on, **how)
+        train_until(trainer, SAVED)
+        found = save(mesh, executor, shared_tmp_path)
+        mesh.close()
+        mesh, executor, trainer, _ = prepared(task, part, layout, taken_on, **how)
+        State(executor).prepare(Tensors(shared_tmp_path, index(shared_tmp_path, *found)))()
+        trainer.state.step = SAVED
+        trainer.train()
+        weights = all_weights(executor, mesh)
+        mesh.close()
+    for name, weight in expected.items():
+        assert torch.equal(weights[name].cpu(), weight), name
     part.Free()
