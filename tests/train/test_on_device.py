@@ -5,15 +5,22 @@ code for devices, staged through the host's memory or handed to mpi4py as memory
 """
 
 from contextlib import nullcontext
+from itertools import pairwise
 
 import pytest
 import torch
 
+from hpctrain.comm.mesh import Mesh
+from hpctrain.config import Config
 from hpctrain.model.random_state import CPU
+from hpctrain.plan.schedule import Op
+from hpctrain.train.build import build_executor
 from hpctrain.train.checkpoint_pieces import Tensors, index
 from hpctrain.train.checkpoint_state import State
 from hpctrain.train.errors import NotFinite
-from tests.train.pretend import DEVICE, pretending
+from hpctrain.train.layout import settled
+from hpctrain.train.trainer import Trainer
+from tests.train.pretend import DEVICE, WAITS, pretending
 from tests.train.recommender import Recommender
 from tests.train.serving import train
 from tests.train.test_checkpoint_state import SAVED, needs, prepared, save, train_until
@@ -143,3 +150,21 @@ def test_what_a_device_saves_the_host_takes_over_and_back(comm, shared_tmp_path,
     for name, weight in expected.items():
         assert torch.equal(weights[name].cpu(), weight), name
     part.Free()
+
+
+@pytest.mark.parametrize("name", ("text", "images"))
+def test_the_host_waits_for_a_device_once_a_step_is_told_and_not_before(name):
+    """So the device has its next work before it is done with what it has: on a real one that is most of its speed."""
+    config = settled(Config(steps=3, num_microbatches=3, bucket_bytes=100, clip_norm=1.0), 1)
+    told = []
+    with pretending(), Mesh() as mesh:
+        executor = build_executor(config, task_of(name), mesh, device=DEVICE)
+        executor.watchers.append(lambda action, *_: told.append((action.op, WAITS[0])))
+        trainer = Trainer(config, executor, mesh, lambda line: None)
+        WAITS[0] = 0
+        trainer.train()
+    waits = {op: 0 for op, _ in told}
+    for (_, before), (op, after) in pairwise([(None, 0), *told]):
+        waits[op] += after - before
+    assert waits.pop(Op.AGREE) > 0 and waits.pop(Op.STEP) > 0
+    assert not any(waits.values()), waits
