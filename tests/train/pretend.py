@@ -28,6 +28,9 @@ class Module(_DummyBackendModule):
     def manual_seed(self, seed: int) -> None:
         self.last_seed = seed
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
     def get_rng_state(self, device) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8)
 

@@ -80,12 +80,13 @@ def test_a_client_has_its_model_on_a_device_and_its_tables_on_servers(comm):
             if roles.is_server:
                 ParameterServer(roles).serve()
                 return None
+            torch.manual_seed(1)
             model = nn.Linear(3, 1).double()
             model.to(device)
             client = ParameterClient(roles, model, {"table": (10, 3, 0.1)}, lr=0.1)
             for step in range(4):
                 client.pull()
-                ids = torch.tensor([step, roles.rank, step], device=device)
+                ids = torch.tensor([step, roles.rank, step]).to(device)
                 loss = model(client.rows("table", ids)).square().sum()
                 loss.backward()
                 client.push(items=3, loss=float(loss.detach()))
