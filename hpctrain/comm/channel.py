@@ -12,13 +12,18 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.comm.buffer import allocate, as_host_buffer
+from hpctrain.comm.cuda_aware import takes_device_memory
+from hpctrain.comm.parcels import Arrival, Memory, Parcel, parcel_of
 from hpctrain.comm.progress import Progress, take_back
 from hpctrain.comm.tags import CHANNELS
+
+if TYPE_CHECKING:
+    import torch
 
 NUMBER, DESCRIPTION, FIRST_PAYLOAD = 1, 2, 3  # a channel's tags
 NUM_PAYLOADS = 64  # tags for payloads
@@ -38,16 +43,19 @@ class Sender:
         self._number = 0
         self._numbers: deque[tuple[Any, np.ndarray]] = deque()  # (request, what must stay in memory)
         self._descriptions: deque[tuple[Any, np.ndarray]] = deque()
-        self._tensors: deque[tuple[Any, Any, float]] = deque()  # and when it began
+        self._waiting: deque[tuple[Parcel, int]] = deque()  # and the tag: tensors whose device has not come there
+        self._tensors: deque[Parcel] = deque()
+        self._takes_device_memory = cache(partial(takes_device_memory, comm, progress))
         self.on_left: Callable[[float, float], None] | None = None  # told when a tensor began to travel, and had left
         self.bytes_sent = self.messages_sent = self.control_messages = 0
+        self.direct_bytes = self.staged_bytes = 0  # of bytes_sent, from a device: as they were, by way of the host
 
     def put(self, tensors: Sequence, note: Any = None) -> None:
         """Begins to send contiguous `tensors` and `note` (JSON). They may not be written to until they have left.
 
         Waits where so many new descriptions are under way that tags would come again.
         """
-        described = json.dumps([note, [[_dtype(each), list(each.shape)] for each in tensors]])
+        described = json.dumps([note, [[_dtype(e), list(e.shape), e.device.type != "cpu"] for e in tensors]])
         is_new = described != self._described
         if is_new:
             self.wait_for_room(NUM_PAYLOADS // 2)
@@ -58,24 +66,39 @@ class Sender:
             text = np.frombuffer(described.encode(), np.uint8)
             self._descriptions.append((self._comm.Isend(text, self._peer, self._tag + DESCRIPTION), text))
         self.control_messages += 1 + is_new
+        tag = self._tag + FIRST_PAYLOAD + self._number % NUM_PAYLOADS
         for tensor in tensors:
-            message = _bytes(tensor)
-            tag = self._tag + FIRST_PAYLOAD + self._number % NUM_PAYLOADS
-            self._tensors.append((self._comm.Isend(message, self._peer, tag), (message, tensor), time.perf_counter()))
-            self.bytes_sent += message.size
-            self.messages_sent += 1
+            parcel = parcel_of(tensor, self._takes_device_memory)
+            self._waiting.append((parcel, tag))
+            self._count(parcel)
+        self._send()
         self._progress.add(self)
+
+    def _count(self, parcel: Parcel) -> None:
+        self.bytes_sent += parcel.message.size
+        self.direct_bytes += parcel.message.size * (parcel.path == "direct")
+        self.staged_bytes += parcel.message.size * (parcel.path == "staged")
+        self.messages_sent += 1
+
+    def _send(self) -> None:
+        """In the order in which they were put, for those of one number have one tag."""
+        while self._waiting and self._waiting[0][0].poll():
+            parcel, tag = self._waiting.popleft()
+            parcel.request = self._comm.Isend(parcel.message, self._peer, tag)
+            self._tensors.append(parcel)
 
     def poll(self) -> bool:
         """Lets go of what has left; True when all has."""
         for sending in (self._numbers, self._descriptions):
             while sending and sending[0][0].Test():
                 sending.popleft()
-        while self._tensors and self._tensors[0][0].Test():
-            _, _, began = self._tensors.popleft()
+        self._send()
+        while self._tensors and self._tensors[0].request.Test():
+            parcel = self._tensors.popleft()
+            parcel.release()
             if self.on_left is not None:
-                self.on_left(began, time.perf_counter())
-        return not (self._numbers or self._descriptions or self._tensors)
+                self.on_left(parcel.began, time.perf_counter())
+        return not (self._numbers or self._descriptions or self._waiting or self._tensors)
 
     @property
     def num_waiting(self) -> int:
@@ -95,17 +118,19 @@ class Sender:
 
 
 class Receiver:
-    """Receives what a Sender on `peer` sends on the same `lane`, in order, as many as it is told to expect."""
+    """Receives what a Sender on `peer` sends on the same `lane`, in order, as many as it is told to expect.
 
-    def __init__(self, comm, peer: int, lane: int, progress: Progress, device=None):
+    What left a device comes to `home`, a device of torch, or to the host where that is None.
+    """
+
+    def __init__(self, comm, peer: int, lane: int, progress: Progress, home: "torch.device | None" = None):
         self._comm, self._peer, self._tag, self._progress = comm, peer, CHANNELS[lane * NUM_TAGS], progress
         self._left = 0  # receives still to come before `expect` says that there are more
         self._descriptions: dict[int, list] = {}
         self._latest = 0
-        self._pool: dict[tuple, list] = {}
-        self._wanted: set[tuple] = set()  # dtypes and shapes of the latest description: only of these memory is kept
+        self._memory = Memory(home, cache(partial(takes_device_memory, comm, progress)))
         self._number: tuple[Any, np.ndarray] | None = None
-        self._payload: tuple[int, list, list] | None = None  # description's number, requests, tensors
+        self._payload: tuple[int, list[Arrival]] | None = None  # and its description's number
 
     def expect(self, count: int) -> None:
         """So many more messages will come; the first of them is posted now."""
@@ -123,20 +148,24 @@ class Receiver:
         if self._payload is None or self._payload[0] != number:
             self._take_back()
             self._post_payload(number)
-        _, requests, tensors = self._payload
+        arrivals = self._payload[1]
         self._payload = self._number = None
-        for request in requests:
-            self._progress.wait(request.Test)
+        for arrival in arrivals:
+            self._progress.wait(arrival.poll)
+            arrival.release()
         self._left -= 1
         self._post()
-        return tensors, self._descriptions[number][0]
+        return [arrival.tensor for arrival in arrivals], self._descriptions[number][0]
+
+    def poll(self) -> bool:
+        """Brings to the device what has arrived for it; True when nothing is expected there."""
+        arrivals = self._payload[1] if self._payload else []
+        return not [arrival for arrival in arrivals if not arrival.poll()]
 
     def release(self, tensors: Sequence) -> None:
         """Nobody reads these any more: their memory may receive what comes next."""
         for tensor in tensors:
-            key = _dtype(tensor), tuple(tensor.shape)
-            if key in self._wanted:
-                self._pool.setdefault(key, []).append(tensor)
+            self._memory.release(tensor)
 
     def close(self) -> None:
         """Takes back what is posted and will not come."""
@@ -153,41 +182,33 @@ class Receiver:
                 self._post_payload(self._latest)
 
     def _post_payload(self, number: int) -> None:
-        tensors = [self._memory(dtype, shape) for dtype, shape in self._descriptions[number][1]]
+        arrivals = [self._memory.arrival(self._key(*each)) for each in self._descriptions[number][1]]
         tag = self._tag + FIRST_PAYLOAD + number % NUM_PAYLOADS
-        requests = [self._comm.Irecv(_bytes(tensor), self._peer, tag) for tensor in tensors]
-        self._payload = (number, requests, tensors)
+        for arrival in arrivals:
+            arrival.request = self._comm.Irecv(arrival.message, self._peer, tag)
+        self._payload = (number, arrivals)
+        if self._memory.home is not None:
+            self._progress.add(self)
 
     def _take_back(self) -> None:
         if self._payload is not None:
-            _, requests, tensors = self._payload
-            take_back(requests)
-            self.release(tensors)
+            arrivals = self._payload[1]
+            take_back([arrival.request for arrival in arrivals])
+            for arrival in arrivals:
+                arrival.release()
+            self.release([arrival.tensor for arrival in arrivals])
             self._payload = None
 
     def _learn(self, number: int, length: int) -> None:
         text = np.empty(length, np.uint8)
         self._progress.wait(self._comm.Irecv(text, self._peer, self._tag + DESCRIPTION).Test)
-        kept = self._wanted
         self._descriptions = {number: json.loads(text.tobytes())}
         self._latest = number
-        self._wanted = {(dtype, tuple(shape)) for dtype, shape in self._descriptions[number][1]}
-        self._pool = {key: free for key, free in self._pool.items() if key in kept | self._wanted}
+        self._memory.want({self._key(*each) for each in self._descriptions[number][1]})
 
-    def _memory(self, dtype: str, shape: list[int]):
-        import torch
-
-        free = self._pool.get((dtype, tuple(shape)))
-        if free:
-            return free.pop()
-        kind = getattr(torch, dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        return torch.from_numpy(allocate(size)).view(kind).view(shape)
-
-
-def _bytes(tensor) -> np.ndarray:
-    buffer = as_host_buffer(tensor, "a link between stages")
-    return buffer.message(0, len(buffer))
+    def _key(self, dtype: str, shape: list[int], left_device: bool) -> tuple:
+        """Of the memory that it comes to."""
+        return dtype, tuple(shape), left_device and self._memory.home is not None
 
 
 def _dtype(tensor) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpctrain.comm.environment import libraries_loaded, library_name, mpi_library_path
+from hpctrain.comm.progress import Progress
 
 SWITCH = "HPCTRAIN_CUDA_AWARE"
 KINDS = "mpi_memory_alloc_kinds"
@@ -51,6 +52,22 @@ def ask(comm) -> list[Answer]:
         by_library(ctypes.CDLL(path) if path else None, library),
         by_variables(os.environ, library, libraries_loaded()),
     ]
+
+
+def takes_device_memory(comm, progress: Progress) -> bool:
+    """Whether MPI is given memory of devices as it is. If not, rank 0 of the launch says so once in a line.
+
+    Not collective.
+    """
+    from mpi4py import MPI
+
+    takes, why = verdict(ask(comm))
+    if not takes and MPI.COMM_WORLD.rank == 0:
+        progress.say_once(
+            f"hpctrain: MPI takes memory of the host only, what leaves a device goes through it ({why}; {SWITCH}=1 "
+            "if you know better)"
+        )
+    return takes
 
 
 def verdict(answers: Iterable[Answer]) -> tuple[bool, str]:

@@ -94,8 +94,3 @@ def _allocate_there(device: "torch.device", nbytes: int) -> "torch.Tensor":
     if memory is None:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     return torch.as_tensor(memory, device=device)
-
-
-def handle_of(device: "torch.device") -> Device | None:
-    """By which calls work on a device of torch; None for the host."""
-    return None if device.type == "cpu" else torch_device(device.index)

@@ -58,12 +58,19 @@ class Progress:
         self._active: list[Operation] = []
         self.doing: object = "nothing yet"  # what this rank has begun last
         self.num_begun, self.is_patient = 0, False
+        self._said: set[str] = set()
         sleep_precisely()
 
     def begin(self, what: object, is_patient: bool = False) -> None:
         """Says what this rank does next, so that a watchdog sees it get on. `is_patient`: it may take longer."""
         self.doing, self.is_patient = what, is_patient
         self.num_begun += 1
+
+    def say_once(self, line: str) -> None:
+        """On stderr."""
+        if line not in self._said:
+            self._said.add(line)
+            print(line, file=sys.stderr)
 
     def add(self, operation: Operation) -> None:
         if operation not in self._active:

@@ -13,7 +13,6 @@ Traffic of an all-reduce of S bytes on n ranks: 2(n-1) steps, 2(n-1)/n * S bytes
 rounding of S into n chunks (every message counts, also an empty one, so that nobody finishes before all have joined).
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from hpctrain.comm.bfloat16 import BFloat16, converter
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.compressed import CompressedCollective, check_compress
-from hpctrain.comm.cuda_aware import SWITCH, ask, verdict
+from hpctrain.comm.cuda_aware import takes_device_memory
 from hpctrain.comm.device_collective import along_ring
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
@@ -81,15 +80,8 @@ class Ring:
 
     @cached_property
     def takes_device_memory(self) -> bool:
-        """Whether MPI is given memory of devices as it is. If not, a line says so, for messages take longer then."""
-        takes, why = verdict(ask(self.comm))
-        if not takes and self._name == 0:
-            print(
-                f"hpctrain: MPI takes memory of the host only, sums on devices go through it ({why}; {SWITCH}=1 "
-                "if you know better)",
-                file=sys.stderr,
-            )
-        return takes
+        """Whether MPI is given memory of devices as it is."""
+        return takes_device_memory(self.comm, self.progress)
 
     def all_reduce(self, array, name: str = "", compress: str = "none") -> Collective:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from hpctrain.comm.channel import Receiver, Sender
-from hpctrain.comm.device_buffer import handle_of
 from hpctrain.comm.mesh import Mesh
 from hpctrain.model.random_state import CPU
 from hpctrain.plan.schedule import Op
@@ -27,7 +26,7 @@ class Links:
     """
 
     def __init__(self, mesh: Mesh, num_chunks: int = 1, device: torch.device = CPU):
-        self._device = handle_of(device)
+        self._home = None if device.type == "cpu" else device
         self._mesh, self._group = mesh, mesh.add_pipe()
         self._senders: dict[tuple[Op, int], Sender] = {}
         self._receivers: dict[tuple[Op, int], Receiver] = {}
@@ -48,7 +47,7 @@ class Links:
     def _make(self, kind: type, peer: int, chunk: int, direction: int) -> Any:
         lane = 2 * chunk + direction
         if kind is Receiver:
-            return Receiver(self._group.comm, peer, lane, self._mesh.progress, self._device)
+            return Receiver(self._group.comm, peer, lane, self._mesh.progress, self._home)
         return Sender(self._group.comm, peer, lane, self._mesh.progress)
 
     def put(self, op: Op, chunk: int, tensors: list[torch.Tensor], note: Any) -> None:

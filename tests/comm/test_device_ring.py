@@ -6,7 +6,6 @@ There is no device here: CuPy's stand-in (stand_in.py) runs the same code, and s
 import numpy as np
 import pytest
 
-from hpctrain.comm import channel
 from hpctrain.comm.allreduce import AllReduce
 from hpctrain.comm.cuda_aware import SWITCH
 from hpctrain.comm.device_buffer import see
@@ -127,7 +126,6 @@ def test_what_takes_memory_of_the_host_only_refuses_that_of_a_device_by_one_line
         "a sum by doubling": lambda: Doubling(ring, array),
         "a sum in one hop": lambda: OneShot(ring, array, "loss"),
         "a broadcast": lambda: mesh.data.broadcast(array),
-        "a link between stages": lambda: channel._bytes(array),
     }
     if ring.node is not None:
         refusing["a sum in shared memory"] = lambda: NodeSum(ring.node, array)

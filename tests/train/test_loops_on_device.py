@@ -1,4 +1,4 @@
-"""Loops of one's own, with a model on a device (tests/train/pretend.py), give the bits of the same loop on the host."""
+"""Loops of one's own, with a model on a device (tests/comm/pretend.py), give the bits of the same loop on the host."""
 
 from contextlib import nullcontext
 
@@ -9,7 +9,7 @@ from torch import nn
 from hpctrain import DataParallel, Mesh, ParameterClient, ParameterServer, Pipeline, Roles
 from hpctrain.model.random_state import CPU
 from tests.train.loops import loss_of, net, share
-from tests.train.pretend import DEVICE, pretending
+from tests.comm.pretend import DEVICE, pretending
 from tests.train.test_borders import on_part
 from tests.train.test_equivalence import part_of
 from tests.train.test_pipeline_api import adam, batch, layers

@@ -1,6 +1,6 @@
 """Training on a device gives what training on the host gives, bit for bit where both compute alike.
 
-The device is tests/train/pretend.py: so every tensor is seen to be where it is used, and what travels goes through the
+The device is tests/comm/pretend.py: so every tensor is seen to be where it is used, and what travels goes through the
 code for devices, staged through the host's memory or handed to mpi4py as memory of a device.
 """
 
@@ -20,7 +20,7 @@ from hpctrain.train.checkpoint_state import State
 from hpctrain.train.errors import NotFinite
 from hpctrain.train.layout import settled
 from hpctrain.train.trainer import Trainer
-from tests.train.pretend import DEVICE, WAITS, pretending
+from tests.comm.pretend import DEVICE, WAITS, pretending
 from tests.train.recommender import Recommender
 from tests.train.serving import train
 from tests.train.test_checkpoint_state import SAVED, needs, prepared, save, train_until
@@ -82,6 +82,15 @@ def test_replicas_on_devices_equal_those_on_the_host(comm, path, name, monkeypat
         if part is not None:
             compare(part, path, monkeypatch, name, **settings)
             part.Free()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_on_devices_equal_those_on_the_host(comm, path, name, monkeypatch):
+    settings = {"optimizer": "adam", "steps": 8, "allreduce": "ring", "num_microbatches": 4, **PIPELINES[name]}
+    stages = 4 if name == "frozen" else 2
+    compare(comm, path, monkeypatch, name, stages=stages, **settings)
 
 
 SERVED = {

@@ -178,7 +178,7 @@ class Mixing(Masked):
 
 def all_weights(executor, mesh) -> dict:
     """Of the whole model, by name, on every rank; of copies the first, of tables all rows."""
-    weights = {name: p.detach().clone() for name, p in executor.stage.named_parameters().items()}
+    weights = {name: p.detach().cpu().clone() for name, p in executor.stage.named_parameters().items()}
     if executor.update.lookups is not None:
         modules = executor.update.lookups.modules
         weights |= {name: whole_table(module, executor.stage.precision.dtype) for name, module in modules.items()}
