@@ -114,6 +114,15 @@ def _outer(value):
 def pretending(seed: int = 0, is_for_mpi: bool = False):
     """Inside, tensors may be on DEVICE; gives the library in CuPy's place. No two things there are in disorder."""
     library = StandIn(seed, looks=2, is_for_mpi=is_for_mpi)
+    with pretended(library):
+        yield library
+    library.finish()
+    assert not library.problems, library.problems
+
+
+@contextmanager
+def pretended(library: StandIn):
+    """Inside, tensors may be on DEVICE, and comm works there by `library`."""
     handle = Device(library, 0)
 
     def of_tensor(tensor):
@@ -122,7 +131,7 @@ def pretending(seed: int = 0, is_for_mpi: bool = False):
         return device_buffer.see(DeviceArray(library, values), handle, "bfloat16" if is_bfloat16 else None)
 
     def allocate(_, nbytes):
-        return Pretended(torch.from_numpy(np.full(nbytes, RUBBISH, np.uint8)))
+        return rubbish(nbytes)
 
     with (
         mock.patch.object(buffer, "DEVICE_KINDS", (NAME,)),
@@ -131,6 +140,9 @@ def pretending(seed: int = 0, is_for_mpi: bool = False):
         mock.patch.object(device_buffer, "_allocate_there", allocate),
         Mode(),
     ):
-        yield library
-    library.finish()
-    assert not library.problems, library.problems
+        yield
+
+
+def rubbish(nbytes: int) -> Pretended:
+    """Uninitialised memory."""
+    return Pretended(torch.full((nbytes,), RUBBISH, dtype=torch.uint8))

@@ -8,8 +8,8 @@ from torch import nn
 
 from hpctrain import DataParallel, Mesh, ParameterClient, ParameterServer, Pipeline, Roles
 from hpctrain.model.random_state import CPU
-from tests.train.loops import loss_of, net, share
 from tests.comm.pretend import DEVICE, pretending
+from tests.train.loops import loss_of, net, share
 from tests.train.test_borders import on_part
 from tests.train.test_equivalence import part_of
 from tests.train.test_pipeline_api import adam, batch, layers
