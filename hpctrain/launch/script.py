@@ -24,8 +24,9 @@ SCRIPT = """\
 # Written by: {written_by}
 # {layout}. Submit it by sbatch, from the folder that holds jobs/env.sh.
 {options}
-# Your site may also want --partition, --account, --mem. With GPUs take one # away here:
-##SBATCH --gres=gpu:{ntasks}
+# Your site may also want --partition, --account, --mem. With GPUs take a # of both away; each rank sees all:
+##SBATCH --gpus-per-node={ntasks}
+##SBATCH --gpu-bind=none
 
 set -uo pipefail
 cd "${{SLURM_SUBMIT_DIR:?submit this file with sbatch}}" || exit

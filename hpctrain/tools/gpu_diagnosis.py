@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from hpctrain.comm.cuda_aware import SWITCH, disagreement, verdict, word
 from hpctrain.plan import devices
+from hpctrain.tools.gpu_variables import harmful
 from hpctrain.tools.proof import Proof
 
 DIRECT = "direct: MPI takes device memory"
@@ -40,6 +41,7 @@ def gpu_findings(ranks: list[dict], mpi: dict, required: bool) -> Iterator[tuple
     """What is wrong or unusual, as in diagnosis; `required`: devices have to be there."""
     yield from _aware_findings(mpi["cuda_aware"][: len(_workers(ranks))], mpi["proof"])
     yield from _device_findings(_workers(ranks), required)
+    yield from harmful(_workers(ranks), mpi, required)
 
 
 def _aware_findings(answers: list, proof: Proof | None) -> Iterator[tuple[str, str, str]]:

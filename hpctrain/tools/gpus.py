@@ -10,8 +10,9 @@ from importlib.metadata import distributions
 
 from hpctrain.comm import cuda_aware
 from hpctrain.comm.devices import torch_cuda, visible_devices
+from hpctrain.tools.gpu_variables import NAMES
 
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL")
+VARIABLES = {*NAMES, "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL"}
 
 
 def gpu_facts(environ: Mapping[str, str], is_server: bool) -> dict:

@@ -25,7 +25,7 @@ def ranks_with(*gpus, servers=0):
 
 
 def told(ranks, answers, required=False, proof=None):
-    return list(gpu_findings(ranks, {"cuda_aware": answers, "proof": proof}, required))
+    return list(gpu_findings(ranks, {**MPI, "cuda_aware": answers, "proof": proof}, required))
 
 
 def table(ranks, answers, proof=None):
