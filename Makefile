@@ -41,7 +41,7 @@ OFFLINE = $(strip pip install --no-index --find-links wheelhouse "hpctrain$(WHEE
 SOURCES = setup.py pyproject.toml MANIFEST.in LICENSE Makefile $(wildcard *.md) hpctrain tests jobs \
 	$(wildcard benchmarks)
 
-.PHONY: help venv run test wide hosts-test slurm-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint \
+.PHONY: help venv run test wide hosts-test slurm-test gpu-test soak equivalence bench bench-check hosts-bench hosts-bench-check lint \
 	dist wheelhouse \
 	dist-check clean
 
@@ -53,6 +53,7 @@ help:
 	@echo "make test-mpi-3    the tests under mpirun, of all parts, on 3 ranks (any number)"
 	@echo "make hosts-test    over four emulated hosts, network namespaces joined by links of 1 Gbit/s; needs root"
 	@echo "make slurm-test    the jobs under a Slurm of our own, three nodes on this machine; needs root and Debian's slurm"
+	@echo "make gpu-test      on a CUDA device, under 4 minutes; with \$$(PYTHON), where there is no $(VENV): nothing is installed"
 	@echo "make equivalence   every layout equals one process, on up to 8 ranks"
 	@echo "make bench         what pipelines and servers cost, beside torch's own; bench-check: fails where a figure is not good"
 	@echo "make soak          100,000 random all-reduces while ranks are stopped at random; 300 kills of runs that go on; Open MPI: losses"
@@ -94,6 +95,12 @@ hosts-test: venv
 slurm-test: venv
 	@$(BIN)/python -m tests.slurm.cluster
 	$(BIN)/python tests/suite.py --parts slurm
+
+# with the torch, CuPy and mpi4py that are there: on a machine with a GPU they come with it
+gpu-test: GPU_PYTHON = $(or $(wildcard $(BIN)/python),$(PYTHON))
+gpu-test:
+	@$(GPU_PYTHON) -m tests.gpu.machine
+	$(GPU_PYTHON) tests/suite.py --parts gpu
 
 bench bench-check: venv
 	for ranks in 2 4 8; do $(LAUNCH) $$ranks $(BIN)/python benchmarks/pipeline_bubble.py $(CHECK) || exit 1; done

@@ -1,10 +1,11 @@
 """The whole test suite: its parts one after another, each under a time limit, and one verdict over all of them.
 
-python tests/suite.py                      everything but the parts wide, hosts and slurm
+python tests/suite.py                      everything but the parts wide, hosts, slurm and gpu
 python tests/suite.py --parts comm,pure    these parts only
 python tests/suite.py --parts wide         the widest matrices, and 5 and 8 ranks: what is marked wide
 python tests/suite.py --parts hosts        over emulated hosts, as root
 python tests/suite.py --parts slurm        under a Slurm of our own, as root
+python tests/suite.py --parts gpu          on a CUDA device
 python tests/suite.py --mpi-only           what starts MPI, for a second MPI
 python tests/suite.py --ranks 3            the tests of all parts that run under mpirun, on 3 ranks
 """
@@ -73,9 +74,10 @@ WIDE = (  # where it is asked for by name
     Part("wide", 8, 600, WITH_EIGHT, (*ALL, "-k", BY_EIGHT), "train"),
     Part("wide", 0, 900, OWN_LAUNCHES, ("-m", "wide"), "launches"),
 )
-APART = (  # where they are asked for by name: they need root, Linux and tools
+APART = (  # where they are asked for by name: they need root, Linux and tools, or a device
     Part("hosts", 0, 600, ("tests/hosts",)),
     Part("slurm", 0, 900, ("tests/slurm",)),
+    Part("gpu", 0, 300, ("tests/gpu",)),
 )
 ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
 

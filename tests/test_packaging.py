@@ -77,7 +77,7 @@ def test_what_the_package_imports_is_required_or_in_an_extra(told):
 def test_what_the_tests_import_is_in_the_extra_that_make_venv_installs(told):
     extras = told["extras_require"]
     installed = names([*told["install_requires"], *extras["test"], *extras["mpi"]])
-    assert imported("tests") <= installed
+    assert imported("tests") - names(extras["gpu"]) <= installed  # tests/gpu runs where CuPy is there
     assert set(extras["data"]) | set(extras["report"]) <= set(extras["test"])
     assert '--editable ".[test]"' in (ROOT / "Makefile").read_text()
 
