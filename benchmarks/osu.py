@@ -154,6 +154,13 @@ def main(test: Test, argv: list[str] | None = None) -> int:
         return 2
     if flags.pin:
         figures.pin(comm.rank)
+    try:
+        if flags.on_device:
+            osu_memory.take_device(comm.rank)
+            if flags.algorithm == "mpi":
+                osu_memory.check_aware(flags.asked, comm)
+    except figures.Refused as error:
+        return _refuse(name, error, comm)
     bench = Bench(test, flags, comm)
     try:
         figures.check_memory("--message-size", bench.nbytes, comm)
@@ -161,15 +168,19 @@ def main(test: Test, argv: list[str] | None = None) -> int:
             test.ready(bench)
         rows = _measure_all(bench)
     except figures.Refused as error:
-        if comm.rank == 0:
-            print(f"{name}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(name, error, comm)
     finally:
         for end in bench.on_close:
             end()
     if comm.rank == 0:
         _write(test, flags, rows, comm.size)
     return int(bool(comm.bcast(sum(row.get("wrong", 0) for row in rows))))
+
+
+def _refuse(name: str, error: figures.Refused, comm) -> int:
+    if comm.rank == 0:
+        print(f"{name}: {error}", file=sys.stderr)
+    return 2
 
 
 def _measure_all(bench: Bench) -> list[dict]:

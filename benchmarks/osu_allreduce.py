@@ -1,5 +1,7 @@
 """Microseconds of an all-reduce in place, by MPI, by the ring or in shared memory; `-f` has its bandwidth.
 
+Of memory on a device by MPI that takes it, by the ring, or by MPI through the host.
+
 mpirun -n 4 python benchmarks/osu_allreduce.py
 """
 
@@ -14,7 +16,7 @@ TEST = osu_collectives.collective_test(
     prepare=osu_collectives.all_reduce,
     ready=osu_collectives.join_ranks,
     check=osu_collectives.check_all_reduce,
-    algorithms=("mpi", "auto", "ring", "doubling", "windows"),
+    algorithms=("mpi", "auto", "ring", "doubling", "windows", "host"),
     sizes=(4, 1 << 20),
     reduces=True,
     bus=lambda ranks: 2 * (ranks - 1) / ranks,

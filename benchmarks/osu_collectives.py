@@ -34,7 +34,7 @@ def ring_of(bench) -> Ring:
 def join_ranks(bench) -> None:
     """What all sizes share: of windows the memory of a node. Refused where these ranks cannot. Collective."""
     algorithm, largest = bench.flags.algorithm, bench.flags.sizes[-1]
-    if algorithm == "mpi":
+    if algorithm in ("mpi", "host"):
         return
     ring = ring_of(bench)
     if algorithm in ("auto", "windows"):
@@ -61,9 +61,26 @@ def all_reduce(bench, size: int):
     from mpi4py import MPI
 
     algorithm, array = bench.flags.algorithm, bench.buffers.zeros("array", size)
+    if algorithm == "host":
+        return through_host(bench, array)
     if algorithm != "mpi":
         return sums.all_reduce(ring_of(bench), array, algorithm=algorithm).run
     return lambda: bench.comm.Allreduce(MPI.IN_PLACE, [array, size // 4, MPI.FLOAT])
+
+
+def through_host(bench, array):
+    """Of the device: copied to the host, summed up there by MPI, copied back. What one does without hpctrain."""
+    from mpi4py import MPI
+
+    host = osu_memory.pinned(array.nbytes)
+
+    def once() -> None:
+        array.get(out=host)
+        bench.comm.Allreduce(MPI.IN_PLACE, host)
+        array.set(host)
+        osu_memory.finish()
+
+    return once
 
 
 def reduce_scatter(bench, size: int):

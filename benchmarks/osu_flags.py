@@ -4,13 +4,14 @@ import figures
 import osu_memory
 
 ELEMENT = 4  # bytes of the float32 that are added up
+OF_DEVICES = ("mpi", "ring", "host")  # algorithms that take memory of a device
 
 
 def parse(test, argv: list[str], num_ranks: int, rank: int = 0):
     """ValueError, one line that names the flag, for what does not fit."""
     parser = _parser(test, rank)
     flags = parser.parse_args(argv)
-    for name in ("validation", "message_size", "window_size", "plot", "buffer", "memory"):
+    for name in ("validation", "message_size", "window_size", "plot", "buffer", "memory", "on_device"):
         if not hasattr(flags, name):
             setattr(flags, name, None)
     _check_ranks(test, num_ranks)
@@ -20,7 +21,7 @@ def parse(test, argv: list[str], num_ranks: int, rank: int = 0):
         if value is not None and value < low:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected a whole number >= {low}")
     if test.sizes:
-        _check_memory(flags)
+        _check_memory(test, flags)
     return flags
 
 
@@ -72,7 +73,7 @@ def _sizes(test, flags) -> list[int]:
     return found
 
 
-def _check_memory(flags) -> None:
+def _check_memory(test, flags) -> None:
     """Gives --buffer its value; errors name what was typed."""
     if flags.memory and (len(flags.memory) != 2 or set(flags.memory) - {"D", "H"}):
         raise ValueError(f"{' '.join(flags.memory)}: expected two words, such as D D or H D")
@@ -83,8 +84,15 @@ def _check_memory(flags) -> None:
             raise ValueError(f"{asked}: {device} asks for buffers on the device, which are of --buffer cupy")
         flags.buffer, asked = "cupy", asked if flags.buffer else device
     flags.buffer = flags.buffer or "numpy"
-    if flags.buffer == "cupy" and flags.algorithm != "mpi":
-        raise ValueError(f"--algorithm {flags.algorithm}: takes memory of the host only, beside {asked} expected mpi")
+    flags.asked = asked
+    flags.on_device = flags.buffer == "cupy" and flags.memory != ["H", "H"]
+    if flags.buffer == "cupy" and flags.algorithm not in OF_DEVICES:
+        raise ValueError(
+            f"--algorithm {flags.algorithm}: takes memory of the host only, beside {asked} expected "
+            + " or ".join(each for each in test.algorithms if each in OF_DEVICES)
+        )
+    if flags.algorithm == "host" and not flags.on_device:
+        raise ValueError("--algorithm host: copies from the device and back; beside it expected --buffer cupy")
     osu_memory.check(flags.buffer, asked)
 
 

@@ -3,9 +3,12 @@
 import importlib.util
 import mmap
 
+import figures
 import numpy as np
 
 from hpctrain.comm.abort import RankFailed
+from hpctrain.comm.cuda_aware import SWITCH, ask, verdict
+from hpctrain.plan.devices import choose
 
 KINDS = ("numpy", "torch", "cupy")
 PAGE = 2 << 20
@@ -22,6 +25,41 @@ def check(kind: str, asked: str) -> None:
             cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ValueError(f"{asked}: {error}") from None
+
+
+def check_aware(asked: str, comm) -> None:
+    """Refused where MPI takes memory of the host only: it would end by a segmentation fault. Collective."""
+    try:
+        answer = verdict(ask(comm))
+    except ValueError as error:  # what a variable says
+        answer = False, str(error)
+    refusal = next((why for takes, why in comm.allgather(answer) if not takes), None)
+    if refusal:
+        raise figures.Refused(
+            f"{asked}: this MPI takes memory of the host only ({refusal}; {SWITCH}=1 if you know better); "
+            "of sums --algorithm ring and host go through it"
+        )
+
+
+def take_device(rank: int) -> None:
+    """Round robin, as ranks that a launcher puts on hosts in blocks find each its own."""
+    import cupy
+
+    cupy.cuda.Device(choose(cupy.cuda.runtime.getDeviceCount(), rank)).use()
+
+
+def pinned(nbytes: int) -> np.ndarray:
+    """Memory of the host that the device copies from and to by itself, as float32."""
+    import cupy
+
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.float32, nbytes // 4)
+
+
+def finish() -> None:
+    """All that the device was told is done."""
+    import cupy
+
+    cupy.cuda.get_current_stream().synchronize()
 
 
 class Buffers:

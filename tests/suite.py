@@ -77,7 +77,7 @@ WIDE = (  # where it is asked for by name
 APART = (  # where they are asked for by name: they need root, Linux and tools, or a device
     Part("hosts", 0, 600, ("tests/hosts",)),
     Part("slurm", 0, 900, ("tests/slurm",)),
-    Part("gpu", 0, 300, ("tests/gpu",)),
+    Part("gpu", 0, 225, ("tests/gpu",)),
 )
 ALL_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.launch import ROOT, run_python
 
-PEERS = ("allreduce", "data_parallel", "messages", "pipeline", "stream")
+PEERS = ("allreduce", "data_parallel", "device_step", "messages", "pipeline", "stream")
 PROGRAMS = ("pipeline_bubble", "push_pull", "staleness", *(f"peers/{name}" for name in PEERS))
 
 

@@ -83,11 +83,73 @@ def test_pairs_want_an_even_number_and_a_window_a_message(osu):
         osu.parse(test, ["-W", "0"], 4)
 
 
-def test_what_hpctrain_sums_lies_in_the_memory_of_the_host(osu):
+@pytest.mark.parametrize(
+    "name, argv, line",
+    [
+        ("osu_allreduce", "--algorithm auto -d cuda", "-d cuda expected mpi or ring or host"),
+        ("osu_allreduce", "--algorithm windows --buffer cupy", "--buffer cupy expected mpi or ring or host"),
+    ],
+)
+def test_not_every_algorithm_takes_memory_of_a_device(osu, name, argv, line):
+    words = f"^--algorithm {argv.split()[1]}: takes memory of the host only, beside {line}$"
+    with pytest.raises(ValueError, match=words):
+        osu.parse(names_of(name)[0].TEST, argv.split(), 2)
+
+
+@pytest.mark.parametrize("argv", ["", "--buffer torch", "H H"])
+def test_only_memory_of_a_device_is_copied_through_the_host(osu, argv):
+    with pytest.raises(ValueError, match="^--algorithm host: copies from the device and back; beside it expected"):
+        osu.parse(names_of("osu_allreduce")[0].TEST, ["--algorithm", "host", *argv.split()], 2)
+
+
+@pytest.mark.parametrize(
+    "argv, on_device", [("D D", True), ("H D", True), ("-d cuda", True), ("H H", False), ("--buffer cupy H H", False)]
+)
+def test_where_buffers_are(osu, argv, on_device, monkeypatch):
+    monkeypatch.setattr(sys.modules["osu_memory"], "check", lambda kind, asked: None)
+    assert osu.parse(names_of("osu_bw")[0].TEST, argv.split(), 2).on_device == on_device
+
+
+@pytest.mark.parametrize(
+    "answers, words",
+    [
+        ([(True, ""), (True, "")], None),
+        ([(True, ""), (False, "library: no")], r"D D: this MPI takes memory of the host only \(library: no; HPCTRAIN_"),
+    ],
+)
+def test_an_mpi_that_takes_no_device_memory_on_a_rank_is_refused(osu, answers, words, monkeypatch):
+    memory = sys.modules["osu_memory"]
+    monkeypatch.setattr(memory, "ask", lambda comm: [("library", *answers[0])])
+    comm = SimpleNamespace(allgather=lambda mine: [mine, answers[1]])
+    if words is None:
+        memory.check_aware("D D", comm)
+    else:
+        with pytest.raises(memory.figures.Refused, match=f"^{words}"):
+            memory.check_aware("D D", comm)
+
+
+def test_a_switch_that_cannot_be_understood_is_refused(osu, monkeypatch):
+    memory = sys.modules["osu_memory"]
+    monkeypatch.setattr(memory, "ask", lambda comm: memory.verdict(iter([1])))
+    monkeypatch.setattr(memory, "verdict", lambda answers: int("maybe"))
     with pytest.raises(
-        ValueError, match="^--algorithm ring: takes memory of the host only, beside -d cuda expected mpi"
+        memory.figures.Refused, match="^-d cuda: this MPI takes memory of the host only .invalid literal"
     ):
-        osu.parse(names_of("osu_allreduce")[0].TEST, ["--algorithm", "ring", "-d", "cuda"], 2)
+        memory.check_aware("-d cuda", SimpleNamespace(allgather=lambda mine: [mine]))
+
+
+def test_a_sum_through_the_host_is_copied_out_summed_and_copied_back(osu, monkeypatch):
+    memory, done = sys.modules["osu_memory"], []
+    there, pinned = np.arange(4, dtype=np.float32), np.empty(4, np.float32)
+    array = SimpleNamespace(nbytes=16, get=lambda out: np.copyto(out, there), set=lambda host: np.copyto(there, host))
+    monkeypatch.setattr(memory, "pinned", lambda nbytes: pinned[: nbytes // 4])
+    monkeypatch.setattr(memory, "finish", lambda: done.append(there.tolist()))
+    comm = SimpleNamespace(Allreduce=lambda how, host: np.multiply(host, 2, out=host))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        import osu_collectives
+    osu_collectives.through_host(SimpleNamespace(comm=comm), array)()
+    assert done == [[0, 2, 4, 6]]
 
 
 @pytest.mark.parametrize("flag", ("-m 8", "-c", "--plot a.png", "--buffer numpy", "-d cuda"))
