@@ -1,11 +1,11 @@
 """Every way to train, by the command line: the losses on a device are those on the processor, step by step."""
 
-import functools
 import json
 
 import pytest
 
 from tests.cli.several import several
+from tests.gpu.launched import remembered
 from tests.gpu.runs import RUNS, faults, losses
 
 CASES = [(ranks, name) for ranks, runs in RUNS.items() for name in runs]
@@ -13,20 +13,22 @@ CASES = [(ranks, name) for ranks, runs in RUNS.items() for name in runs]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """Folders of all runs on so many ranks and such a device, by name; each is one launch."""
+    """The folder of a run, by ranks, device and name. All runs on as many ranks and such a device are one launch."""
 
-    @functools.cache
-    def folders(ranks: int, device: str, aware: str = "") -> dict:
+    @remembered
+    def launched(ranks: int, device: str, aware: str) -> tuple:
         folder = tmp_path_factory.mktemp("runs") / f"{device}-{ranks}"
         commands = {
             name: ["--run-dir", folder / name, "--device", device, *flags] for name, flags in RUNS[ranks].items()
         }
-        results = several(ranks, folder, commands, timeout=150, env={"HPCTRAIN_CUDA_AWARE": aware or None})
-        failed = [f"{name}: {result}" for name, result in results.items() if result.returncode]
-        assert not failed, "\n".join(failed)
-        return {name: folder / name for name in commands}
+        return folder, several(ranks, folder, commands, timeout=90, env={"HPCTRAIN_CUDA_AWARE": aware or None})
 
-    return folders
+    def folder_of(ranks: int, device: str, name: str, aware: str = ""):
+        folder, results = launched(ranks, device, aware)
+        assert results[name].returncode == 0, results[name]
+        return folder / name
+
+    return folder_of
 
 
 def summary(folder) -> dict:
@@ -35,13 +37,13 @@ def summary(folder) -> dict:
 
 @pytest.mark.parametrize("ranks, name", CASES)
 def test_losses_on_a_device_are_those_on_the_processor(trained, ranks, name):
-    there, here = trained(ranks, "cuda")[name], trained(ranks, "cpu")[name]
+    there, here = trained(ranks, "cuda", name), trained(ranks, "cpu", name)
     assert faults(losses(here), losses(there), name) == []
 
 
 @pytest.mark.parametrize("ranks, name", CASES)
 def test_the_summary_says_where_it_ran_and_what_went_which_way(trained, ranks, name):
-    there, here = summary(trained(ranks, "cuda")[name]), summary(trained(ranks, "cpu")[name])
+    there, here = summary(trained(ranks, "cuda", name)), summary(trained(ranks, "cpu", name))
     assert there["done"] and there["environment"]["device"].startswith("cuda:")
     assert here["done"] and here["environment"]["device"] == "cpu"
     assert here["staged_bytes"] == here["direct_bytes"] == 0
@@ -50,9 +52,9 @@ def test_the_summary_says_where_it_ran_and_what_went_which_way(trained, ranks, n
 
 @pytest.mark.parametrize("name", RUNS[2])
 def test_direct_runs_train_what_staged_ones_do(trained, name):
-    direct = trained(2, "cuda")[name]
+    direct = trained(2, "cuda", name)
     if not summary(direct)["direct_bytes"]:
         pytest.skip("this MPI takes memory of the host only: `doctor` says who says so")
-    staged = trained(2, "cuda", "0")[name]
+    staged = trained(2, "cuda", name, "0")
     assert summary(staged)["direct_bytes"] == 0
     assert faults(losses(staged), losses(direct), name) == []

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from hpctrain.config import parse
+from tests.gpu.launched import remembered
 from tests.gpu.machine import missing
 from tests.gpu.runs import FIRST, LATER, MIXED, RUNS, SCHEDULES, faults
 from tests.harness.launch import ROOT, run_python
@@ -69,3 +70,18 @@ def test_every_way_to_train_is_among_the_runs():
             parse(flags)
             assert "--servers" not in flags or ranks > int(flags[flags.index("--servers") + 1])
     assert set(SCHEDULES) <= RUNS[2].keys() and {1, 2, 8} == RUNS.keys()
+
+
+def test_a_launch_and_its_failure_are_made_once():
+    made = []
+
+    @remembered
+    def launch(ranks):
+        made.append(ranks)
+        return 10 // ranks
+
+    assert [launch(2), launch(2)] == [5, 5]
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=r"the launch of \(0,\) failed: .* by zero"):
+            launch(0)
+    assert made == [2, 0]
