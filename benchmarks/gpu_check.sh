@@ -72,6 +72,10 @@ sums() { awk '/^[0-9]/ { printf "%s%d bytes %.1f us", sep, $1, $2; sep = ", " }'
 last() { tail -n 1; }
 path() { awk '/^CUDA-aware MPI|^path of gradients|^  proof|to look at|nothing to/ { sub(/  +/, ": "); printf "%s%s", sep, $0; sep = "; " }'; }
 
+reason() { # the last line that looks like one, else the last line
+    cat "$work/out" "$work/err" | grep -i 'error\|failed\|\.py:\|cannot' | tail -n 1 | grep . || cat "$work/out" "$work/err" | grep . | tail -n 1
+}
+
 part() { # name, seconds it may take, what makes its result of the output, command...
     local name=$1 limit=$2 told=$3 code=0
     shift 3
@@ -83,7 +87,7 @@ part() { # name, seconds it may take, what makes its result of the output, comma
     if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
         row "$name" "failed: more than $limit s"
     elif [ "$code" -ne 0 ]; then
-        row "$name" "failed (code $code): $(grep -hv '^$' "$work/err" "$work/out" | grep -i 'error\|failed\|\.py:\|hpctrain' | tail -n 1)"
+        row "$name" "failed (code $code): $(reason)"
         [ "$name" != gpu-test ] || { grep '^FAILED\|^E  ' "$work/out" | head -40; }
     else
         row "$name" "$("$told" <"$work/out")"
@@ -146,7 +150,7 @@ else
     part doctor 50 path "$PYTHON" -m hpctrain doctor --require cuda --prove
 fi
 if [ -d tests/gpu ]; then
-    device_part gpu-test 230 last "$PYTHON" tests/suite.py --parts gpu
+    device_part gpu-test 230 last bash -c "$PYTHON -m tests.gpu.machine && exec $PYTHON tests/suite.py --parts gpu"
 else
     row gpu-test "failed: tests/gpu is in the checkout only" && failed=1
 fi

