@@ -34,7 +34,6 @@ def summarise(
     executor, grid = trainer.executor, mesh.grid
     waited = executor.batches.seconds / trainer.state.seconds if trainer.state.seconds else 0.0
     own = [*sent(executor, mesh), facts.peak_memory_bytes()]
-    of_devices = mesh.world.all_gather_json(device_figures(executor, mesh))
     by_rank = mesh.world.all_gather_json([*own, waited, state_bytes(executor.optimizer)])
     data_share, optimizer_bytes = ([each[place] for each in by_rank] for place in (-2, -1))
     by_rank = [each[:-2] for each in by_rank] + [[*each["sent"], each["memory"]] for each in servers]
@@ -54,7 +53,7 @@ def summarise(
         "bytes_sent_per_rank": bytes_sent,
         "messages_sent_per_rank": messages,
         "control_messages_per_rank": control,
-        **{name: [each[name] for each in of_devices] for name in of_devices[0]},
+        **device_figures(executor, mesh),
         "allreduce": executor.update.reduction.figures() if executor.update.served != ALL else None,
         "tuning": figures(config),
         "checkpoints": trainer.checkpoints.figures() if trainer.checkpoints else None,
@@ -82,17 +81,19 @@ def counters_of(mesh: Mesh) -> list[Counters]:
     return [each.ring.counters for each in groups]
 
 
-def device_figures(executor: Executor, mesh: Mesh) -> dict[str, int | None]:
-    """What this rank sent of a device's memory, by way of the host's and without; None where it has no device."""
-    device, links = executor.stage.device, executor.passes.links
-    if device.type == "cpu":
-        return dict.fromkeys(("staged_bytes", "direct_bytes", "peak_device_bytes"))
-    senders = [*counters_of(mesh), *links.senders]
-    return {
-        "staged_bytes": sum(each.staged_bytes for each in senders),
-        "direct_bytes": sum(each.direct_bytes for each in senders),
-        "peak_device_bytes": torch.cuda.max_memory_allocated(device),
-    }
+def device_figures(executor: Executor, mesh: Mesh) -> dict:
+    """What all ranks sent of memory of devices, by way of the host's and without; by rank the most that torch took of
+    its device, None where there is none. Collective.
+    """
+    device, own = executor.stage.device, [0, 0, None]
+    if device.type != "cpu":
+        senders = [*counters_of(mesh), *executor.passes.links.senders]
+        client = getattr(executor.update, "client", None)
+        pushed = 0 if client is None else client.outbox.bytes_sent  # by way of the host, where servers keep all
+        staged = pushed + sum(each.staged_bytes for each in senders)
+        own = [staged, sum(each.direct_bytes for each in senders), torch.cuda.max_memory_allocated(device)]
+    staged, direct, peaks = zip(*mesh.world.all_gather_json(own))
+    return {"staged_bytes": sum(staged), "direct_bytes": sum(direct), "peak_device_bytes": list(peaks)}
 
 
 def or_note(member: str, call: Callable):

