@@ -7,13 +7,12 @@ floats of 16 bits both happen in float32 and one rounding follows: a sum may be 
 import numpy as np
 
 from hpctrain.comm.buffer import as_buffer
-from hpctrain.comm.call import wire_share
-from hpctrain.comm.collective import Collective
+from hpctrain.comm.call import Call, wire_share
 from hpctrain.comm.compressed import check_compress, check_compressible, doubling
-from hpctrain.comm.doubling import Doubling
 from hpctrain.comm.mesh import Mesh
 from hpctrain.comm.node_sum import NodeSum
 from hpctrain.comm.ring import Ring
+from hpctrain.comm.through_host import on_host
 from hpctrain.plan.allreduce import choose
 
 REDUCTIONS = ("sum", "mean")
@@ -38,9 +37,10 @@ class AllReduce:
     ranks share one, neither does "auto", whatever it takes: say "ring" for messages of half the bytes there.
 
     An array is a contiguous, writable NumPy array or torch CPU tensor: floats of 16, 32 or 64 bits, complex numbers,
-    and for a sum also integers, which wrap. So are CuPy's arrays and CUDA tensors; they go along the ring. All ranks
-    make the same calls in the same order, else CollectiveMismatch on all. Raises ValueError for a reduction, an
-    algorithm, a compression or an array that cannot be used.
+    and for a sum also integers, which wrap. So are CuPy's arrays and CUDA tensors: "auto" sums them on the device,
+    along the ring; what is compressed, and the other algorithms, by way of the host. All ranks make the same calls in
+    the same order, else CollectiveMismatch on all. Raises ValueError for a reduction, an algorithm, a compression or an
+    array that cannot be used.
     """
 
     def __init__(self, mesh: Mesh, reduction: str = "sum", algorithm: str = "auto", compress: str = "none"):
@@ -83,18 +83,16 @@ class AllReduce:
         return operation
 
 
-def all_reduce(
-    ring: Ring, array, name: str = "", algorithm: str = "auto", compress: str = "none"
-) -> Collective | Doubling | NodeSum:
+def all_reduce(ring: Ring, array, name: str = "", algorithm: str = "auto", compress: str = "none") -> Call:
     """The sum over the ranks of `ring`, by the algorithm that is best for this array; not begun."""
     if compress != "none":
         check_compressible(array, name)
         compress = wire_of(ring, algorithm, compress)
     buffer, node = as_buffer(array), ring.node
-    if buffer.device is not None and algorithm not in ("auto", "ring"):
-        raise ValueError(f"algorithm={algorithm!r}: an array on {buffer.device} is summed by 'ring', or 'auto'")
-    if ring.size == 1 or buffer.device is not None:
+    if ring.size == 1 or (buffer.device is not None and algorithm in ("auto", "ring")):
         return ring.all_reduce(array, name, compress)
+    if buffer.device is not None:
+        return on_host(ring, array, name, lambda each: all_reduce(ring, each, name, algorithm, compress))
     nbytes = len(buffer) * buffer.itemsize
     in_window = node is not None and node.locate(buffer.values) is not None
     takes = node is not None and (in_window or node.takes(nbytes))

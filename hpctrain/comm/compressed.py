@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpctrain.comm.buffer import Buffer, allocate, as_host_buffer
+from hpctrain.comm.buffer import Buffer, allocate, as_buffer
 from hpctrain.comm.call import WIRE_ITEMSIZE
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.doubling import Doubling
@@ -29,7 +29,7 @@ def check_compress(compress: str) -> None:
 
 def check_compressible(array, name: str = "") -> None:
     """ValueError for what is not float32 or float64 in the machine's own byte order."""
-    buffer = as_host_buffer(array, "compress='bf16'")
+    buffer = as_buffer(array)
     if buffer.values.dtype not in (np.float32, np.float64):
         what = f"'{name}' is" if name else "this array is"
         raise ValueError(f"compress='bf16': {what} {buffer.dtype}; only sums of float32 and float64 are compressed")

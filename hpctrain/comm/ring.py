@@ -19,13 +19,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpctrain.comm.bfloat16 import BFloat16, converter
+from hpctrain.comm.call import Call
 from hpctrain.comm.collective import Collective
-from hpctrain.comm.compressed import CompressedCollective, check_compress
+from hpctrain.comm.compressed import CompressedCollective, check_compress, check_compressible
 from hpctrain.comm.cuda_aware import takes_device_memory
 from hpctrain.comm.device_collective import along_ring
 from hpctrain.comm.one_shot import OneShot
 from hpctrain.comm.progress import Progress
 from hpctrain.comm.signature import Signature, SignatureChannel
+from hpctrain.comm.through_host import on_host
 from hpctrain.plan.allreduce import BUILT_IN
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ class Ring:
         """Whether MPI is given memory of devices as it is."""
         return takes_device_memory(self.comm, self.progress)
 
-    def all_reduce(self, array, name: str = "", compress: str = "none") -> Collective:
+    def all_reduce(self, array, name: str = "", compress: str = "none") -> Call:
         """Replaces `array` by the sum over all ranks, the same bits everywhere.
 
         Any shape and length; float16/32/64, bfloat16 (torch), integers (which wrap as NumPy's do), complex. An array of
@@ -93,7 +95,7 @@ class Ring:
         """
         check_compress(compress)
         if compress == "bf16":
-            return CompressedCollective(self, "all_reduce", array, name, gather=True)
+            return self._compressed("all_reduce", array, name, gather=True)
         return along_ring(self, "all_reduce", array, name, reduce=True, gather=True)
 
     def one_shot(self, array, name: str) -> OneShot | Collective:
@@ -102,19 +104,24 @@ class Ring:
             return OneShot(self, array, name)
         return Collective(self, "one_shot", array, name, reduce=True, gather=True, control=True)
 
-    def reduce_scatter(self, array, name: str = "", compress: str = "none") -> Collective:
+    def reduce_scatter(self, array, name: str = "", compress: str = "none") -> Call:
         """Leaves the sum of chunk `rank` of split_evenly(len, size) in its place; the rest of `array` is undefined.
 
         The bits are those that all_reduce would leave there.
         """
         check_compress(compress)
         if compress == "bf16":
-            return CompressedCollective(self, "reduce_scatter", array, name, gather=False)
+            return self._compressed("reduce_scatter", array, name, gather=False)
         return along_ring(self, "reduce_scatter", array, name, reduce=True, gather=False)
 
     def all_gather(self, array, name: str = "") -> Collective:
         """Every rank's chunk `rank` of split_evenly(len, size) replaces that chunk everywhere. Any dtype."""
         return along_ring(self, "all_gather", array, name, reduce=False, gather=True)
+
+    def _compressed(self, operation: str, array, name: str, gather: bool) -> Call:
+        """What messages carry is made on the host, also of an array on a device."""
+        check_compressible(array, name)
+        return on_host(self, array, name, lambda each: CompressedCollective(self, operation, each, name, gather=gather))
 
     def agree(self, operation: str, dtype: str = "", length: int = 0, name: str = "") -> None:
         """Returns when all ranks have made this same call, for what is no collective of the ring; a barrier besides."""

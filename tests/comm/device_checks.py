@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from hpctrain.comm.allreduce import all_reduce
 from hpctrain.comm.device_buffer import see
 from hpctrain.comm.ring import Ring
 from hpctrain.comm.stream import Device
@@ -175,3 +176,19 @@ def many_segments(comm, path, seed) -> list[str]:
 def used_at_once(comm, path, seed) -> list[str]:
     """What a rank gets by work alone is read as soon as the call is done."""
     return equal_to_host(comm, path, "float64", [1000], operation="reduce_scatter", seed=seed)
+
+
+def summed_on_host(comm, path, seed) -> list[str]:
+    """An algorithm that knows of the host only: its bits, read by the caller's stream when the call is done."""
+    library = library_for(path, seed)
+    device, ring = Device(library, NUMBER), Ring(comm)
+    values = share("float64", 300, comm.rank, seed)
+    there = OnDevice(library, device, np.zeros_like(values), "float64")
+    there.fill(values)
+    there.run(all_reduce(ring, there.buffer, "", "doubling"))
+    seen = library.array(np.zeros_like(values))
+    there.compute(lambda array: seen.__setitem__(slice(None), array))
+    all_reduce(ring, values, "", "doubling").run()
+    ring.close()
+    library.finish()
+    return library.problems + ([] if same(seen.host, values, "float64") else [f"{path}: other numbers than the host's"])

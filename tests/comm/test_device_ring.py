@@ -110,19 +110,35 @@ def test_auto_goes_along_the_ring_also_where_ranks_share_memory(mesh, path):
         mean(on_device(path, np.ones(3, np.int32)).buffer)
 
 
-@pytest.mark.parametrize("algorithm", ["doubling", "windows"])
-def test_other_algorithms_refuse_memory_of_a_device(mesh, path, algorithm):
+@pytest.mark.parametrize("compress", ["none", "bf16"])
+@pytest.mark.parametrize("algorithm", ["doubling", "windows", "ring"])
+def test_what_sums_on_the_host_has_its_bits_on_a_device_too(mesh, path, algorithm, compress):
+    """Several at once, each begun again; the mean of numbers that the caller computes yet."""
     if algorithm == "windows" and mesh.data.size > 1 and mesh.data.ring.node is None:
         pytest.skip("no shared memory")
-    with pytest.raises(ValueError, match=f"algorithm='{algorithm}': an array on cuda:1 is summed by 'ring'"):
-        AllReduce(mesh, algorithm=algorithm)(on_device(path, np.ones(3)).buffer)
+    mean = AllReduce(mesh, "mean", algorithm, compress)
+    values = [np.random.default_rng((mesh.data.rank, each)).standard_normal(100 + each) for each in range(3)]
+    there = [on_device(path, np.zeros_like(each)) for each in values]
+    calls = [mean.prepare(each.buffer, f"array {number}") for number, each in enumerate(there)]
+    for turn in range(1, 3):
+        for each, own, call in zip(there, values, calls, strict=True):
+            each.fill(turn * own)
+            with each.computing():
+                call.start()
+        for each, own, call in zip(there, values, calls, strict=True):
+            call.wait()
+            seen = each._library.array(np.zeros_like(own))
+            each.compute(lambda array, seen=seen: seen.__setitem__(slice(None), array))
+            each._library.finish()
+            assert np.array_equal(seen.host, mean(turn * own)) and each._library.problems == []
+    for call in calls:
+        call.release()
 
 
 def test_what_takes_memory_of_the_host_only_refuses_that_of_a_device_by_one_line(mesh, path):
     array = on_device(path, np.ones(3, np.float32)).buffer
     ring = mesh.data.ring
     refusing = {
-        "compress='bf16'": lambda: AllReduce(mesh, compress="bf16")(array),
         "a sum by doubling": lambda: Doubling(ring, array),
         "a sum in one hop": lambda: OneShot(ring, array, "loss"),
         "a broadcast": lambda: mesh.data.broadcast(array),

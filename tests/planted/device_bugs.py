@@ -61,6 +61,8 @@ BUGS = {
     "no event of the own stream is waited for": Bug(Device, "mark", _passed, BOTH),
     "work goes to the stream that is current": Bug(Device, "work", nullcontext, BOTH),
     "work goes to the device that is current": Bug(Device, "_on_device", nullcontext, BOTH),
+    "a sum on the host begins before the numbers are there": Bug(Device, "produced", _passed, STAGED, "summed_on_host"),
+    "a sum on the host is done before its copy is": Bug(Device, "mark", _passed, STAGED, "summed_on_host"),
     "nothing is copied to the host": Bug(Device, "to_host", _to_nowhere, STAGED),
     "nothing is copied to the device": Bug(Device, "to_device", _to_nowhere, STAGED),
     "a byte is not copied to the device": Bug(Device, "to_device", _all_but_the_last_byte, STAGED),

@@ -27,7 +27,7 @@ def on_both(loop):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", [{}, {"bucket_bytes": 100}])
+@pytest.mark.parametrize("how", [{}, {"bucket_bytes": 100}, {"compress": "bf16"}, {"algorithm": "windows"}])
 def test_replicas_wrap_a_model_on_a_device(comm, how):
     part = part_of(comm, 3)
     if part is None:

@@ -30,11 +30,11 @@ from tests.train.toys import Mixing, all_weights, run
 
 PATHS = {"staged": "0", "direct": "1"}
 REPLICAS = {
-    "masked": {},
+    "masked": {"allreduce": "windows"},
     "deep": {"num_microbatches": 3, "clip_norm": 0.1},
     "unused": {"shard_optimizer": True, "optimizer": "adagrad"},
     "tied": {"on_nan": "skip", "recompute": True},
-    "frozen": {"allreduce": "ring"},
+    "frozen": {"compress": "bf16", "precision": "float32"},
     "mixing": {},
     "tables": {"clip_norm": 0.5},
 }
