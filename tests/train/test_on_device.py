@@ -73,6 +73,7 @@ def compare(comm, path, monkeypatch, name, **settings):
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=lambda path, name: (path == "direct") == (name in ("masked", "mixing", "tied", "frozen")))
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", REPLICAS)
 def test_replicas_on_devices_equal_those_on_the_host(comm, path, name, monkeypatch):
@@ -85,6 +86,7 @@ def test_replicas_on_devices_equal_those_on_the_host(comm, path, name, monkeypat
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=lambda path, name: (path == "direct") == (name in ("masked", "mixing", "tied")))
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines_on_devices_equal_those_on_the_host(comm, path, name, monkeypatch):
@@ -134,6 +136,7 @@ def test_what_is_not_finite_on_a_device_is_told_by_parameter_and_rank(comm):
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=lambda task, saved_on, **_: (task == "deep") == (saved_on == DEVICE))
 @pytest.mark.parametrize("layout, task", [("1x3", "recommender"), ("1x4 shared", "deep")])
 @pytest.mark.parametrize("saved_on, taken_on", [(DEVICE, CPU), (CPU, DEVICE), (DEVICE, DEVICE)])
 def test_what_a_device_saves_the_host_takes_over_and_back(comm, shared_tmp_path, layout, task, saved_on, taken_on):

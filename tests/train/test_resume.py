@@ -55,6 +55,7 @@ def losses(folder):
 
 
 @pytest.mark.mpi
+@pytest.mark.wide_if(case=lambda flags: "2bw" in flags or "powersgd:1" in flags)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -260,6 +261,7 @@ SIGNALLED = [
 
 
 @pytest.mark.mpi(min_size=3)
+@pytest.mark.wide_if(case=lambda flags, **_: "2bw" in flags or "--delay" in flags or "--delay-window" in flags)
 @pytest.mark.parametrize("number, flags, last", SIGNALLED, ids=lambda value: str(value).replace(str(ROOT), ""))
 def test_a_signal_on_one_rank_has_all_save_and_leave(
     comm, start, shared_tmp_path, monkeypatch, capsys, number, flags, last
