@@ -195,7 +195,7 @@ class Receiver:
             arrivals = self._payload[1]
             take_back([arrival.request for arrival in arrivals])
             for arrival in arrivals:
-                arrival.release()
+                arrival.give_up()
             self.release([arrival.tensor for arrival in arrivals])
             self._payload = None
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.comm.buffer import allocate, as_buffer
 from hpctrain.comm.device_buffer import allocator
+from hpctrain.comm.progress import wait_until
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,10 @@ class Arrival:
     def release(self) -> None:
         """Nothing of it is under way any more."""
 
+    def give_up(self) -> None:
+        """Nobody takes it; what is under way may have come before that was said."""
+        self.release()
+
 
 class DirectArrival(Arrival):
     """Into plain memory of a device, which MPI writes to."""
@@ -133,6 +138,11 @@ class StagedArrival(Arrival):
 
     def release(self) -> None:
         self._device.pinned.take_back(self._lent)
+
+    def give_up(self) -> None:
+        if self._copied is not None:
+            wait_until(lambda: self._copied.done)
+        self.release()
 
 
 class Memory:
