@@ -14,7 +14,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
     """Those of torch that a layer on `device` may draw from."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
+        getattr(torch, device.type).manual_seed(seed)
 
 
 def generators_kept(device: torch.device):

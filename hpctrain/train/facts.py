@@ -49,7 +49,7 @@ def device_name(device: "torch.device") -> str:
         return "cpu"
     import torch
 
-    return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"{device} {getattr(torch, device.type).get_device_name(device)}"
 
 
 def package_version(name: str) -> str | None:

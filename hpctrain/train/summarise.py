@@ -91,7 +91,11 @@ def device_figures(executor: Executor, mesh: Mesh) -> dict:
         client = getattr(executor.update, "client", None)
         pushed = 0 if client is None else client.outbox.bytes_sent  # by way of the host, where servers keep all
         staged = pushed + sum(each.staged_bytes for each in senders)
-        own = [staged, sum(each.direct_bytes for each in senders), torch.cuda.max_memory_allocated(device)]
+        own = [
+            staged,
+            sum(each.direct_bytes for each in senders),
+            getattr(torch, device.type).max_memory_allocated(device),
+        ]
     staged, direct, peaks = zip(*mesh.world.all_gather_json(own))
     return {"staged_bytes": sum(staged), "direct_bytes": sum(direct), "peak_device_bytes": list(peaks)}
 

@@ -28,6 +28,12 @@ class Module(_DummyBackendModule):
     def manual_seed(self, seed: int) -> None:
         self.last_seed = seed
 
+    def get_device_name(self, device) -> str:
+        return "none at all"
+
+    def max_memory_allocated(self, device) -> int:
+        return 1
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 

@@ -4,6 +4,7 @@ The device is tests/comm/pretend.py: so every tensor is seen to be where it is u
 code for devices, staged through the host's memory or handed to mpi4py as memory of a device.
 """
 
+import json
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
 from hpctrain.model.random_state import CPU
 from hpctrain.plan.schedule import Op
+from hpctrain.train import command
 from hpctrain.train.build import build_executor
 from hpctrain.train.checkpoint_pieces import Tensors, index
 from hpctrain.train.checkpoint_state import State
@@ -26,6 +28,7 @@ from tests.train.serving import train
 from tests.train.test_checkpoint_state import SAVED, needs, prepared, save, train_until
 from tests.train.test_equivalence import TASKS, part_of
 from tests.train.test_executor import WithPoison
+from tests.train.test_resume import TOYS
 from tests.train.toys import Mixing, all_weights, run
 
 PATHS = {"staged": "0", "direct": "1"}
@@ -180,3 +183,28 @@ def test_the_host_waits_for_a_device_once_a_step_is_told_and_not_before(name):
         waits[op] += after - before
     assert waits.pop(Op.AGREE) > 0 and waits.pop(Op.STEP) > 0
     assert not any(waits.values()), waits
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("flags", [("--allreduce", "ring"), ("--stages", "2"), ("--servers", "1")], ids=" ".join)
+def test_a_whole_run_on_devices_leaves_what_one_on_the_host_leaves(comm, shared_tmp_path, monkeypatch, flags):
+    """From the command line to the last file: weights, checkpoints, evaluations, summary."""
+    part = part_of(comm, 2)
+    if part is None:
+        return
+    argv = ["--task", f"{TOYS}:Masked", "--precision", "float64", "--steps", "4", "--checkpoint-every", "2"]
+    argv += ["--eval-every", "2", "--threads", "1", *flags]
+    found = []
+    for name in ("host", "device"):
+        folder = shared_tmp_path / name
+        with pretending() if name == "device" else nullcontext(), monkeypatch.context() as here:
+            if name == "device":
+                here.setattr("hpctrain.train.run.take", lambda number: DEVICE)
+            assert command.run([*argv, "--run-dir", str(folder), "--device", "cpu"], part) == 0
+        Mesh(part).close()  # rank 0 has written
+        found.append(json.loads((folder / "summary.json").read_text()))
+    on_host, on_device = found
+    assert on_device["weights_sha256"] == on_host["weights_sha256"] and on_device["eval"] == on_host["eval"]
+    assert on_host["staged_bytes"] == 0 < on_device["staged_bytes"] and on_device["peak_device_bytes"][0] == 1
+    assert on_device["environment"]["device"] == f"{DEVICE} none at all"
+    part.Free()
