@@ -109,7 +109,7 @@ SERVED = {
 }
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("how", SERVED)
 def test_workers_on_devices_equal_those_on_the_host(comm, how, monkeypatch):
     """Tables, and all that is pushed and pulled, are on the host."""
@@ -125,7 +125,7 @@ def test_workers_on_devices_equal_those_on_the_host(comm, how, monkeypatch):
     part.Free()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=3)
 def test_what_is_not_finite_on_a_device_is_told_by_parameter_and_rank(comm):
     """The device is asked at the end of the step, when a bucket is a sum already."""
     part = part_of(comm, 3)
