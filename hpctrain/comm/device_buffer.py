@@ -71,11 +71,20 @@ def of_cuda_tensor(tensor) -> Buffer:
     is_bfloat16 = tensor.dtype == torch.bfloat16
     with cupy.cuda.Device(tensor.device.index):
         try:
-            values = cupy.asarray(tensor.view(torch.int16) if is_bfloat16 else tensor)
+            values = _seen(tensor.view(torch.int16) if is_bfloat16 else tensor)
         except TypeError:
             raise ValueError(f"a tensor of {tensor.dtype} cannot travel; convert it to a dtype CuPy knows") from None
     device = torch_device(tensor.device.index)
     return see(values.view(np.uint16), device, "bfloat16") if is_bfloat16 else see(values, device)
+
+
+def _seen(tensor):
+    """CuPy's array on the memory of a tensor; of none at all where that is empty, for it has no address then."""
+    import cupy
+
+    if not tensor.numel():
+        return cupy.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return cupy.asarray(tensor)
 
 
 def allocator(device: "torch.device") -> Callable:

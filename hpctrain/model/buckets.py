@@ -25,7 +25,8 @@ class Buckets:
 
     def squared_norm(self, names: Iterable[str]) -> float:
         """The sum of the squares of these gradients, in double precision."""
-        return sum(float(torch.linalg.vector_norm(self.views[name], dtype=torch.float64)) ** 2 for name in names)
+        norms = [torch.linalg.vector_norm(self.views[name], dtype=torch.float64) for name in names]
+        return sum(norm**2 for norm in torch.stack(norms).cpu().tolist()) if norms else 0.0
 
     def shorten(self, longest: float, norm: float) -> float:
         """Shortens them to norm `longest`, where `norm` is that of all gradients of the model and is longer.

@@ -13,9 +13,9 @@ import torch
 
 from hpctrain.comm.collective import Collective
 from hpctrain.comm.mesh import Mesh
+from hpctrain.model.finite import Finite
 from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.optimizer_shard import OptimizerShard
-from hpctrain.model.own_gradients import OwnGradients
 from hpctrain.model.stage import Stage
 from hpctrain.plan.program import NOTHING
 from hpctrain.plan.schedule import Action, Op
@@ -98,7 +98,7 @@ class Update:
         self.gradients.zero()
         self._agreement.clear()
         self._losses: list[tuple[torch.Tensor, float]] = []
-        self._own = OwnGradients(self.gradients)
+        self._own = Finite(self.gradients)
         self.load(step)
 
     def load(self, step: int) -> None:
@@ -195,9 +195,11 @@ class Update:
         """Every share was finite; is their sum? And what does it add to the norm?"""
         dense, rows = self.stepped, self._rows if self.mesh.replica == 0 else {}
         summed = self.mesh.data.size > 1 or self.tied.adds_up
-        names = (dense.not_finite(bucket) for bucket in dense.buckets if summed)
+        looked = Finite(dense)
+        for bucket in dense.buckets if summed else ():
+            looked.look_at(bucket)
         bad_rows = (name for name, (_, sums) in rows.items() if not torch.isfinite(sums).all())
-        name = next(chain((name for name in names if name is not None), bad_rows), None)
+        name = next(chain(looked.not_finite(), bad_rows), None)
         if name is not None:
             self._agreement.report(self.tied.canonical(name), of_sum=True)
         elif self._needs_norm:

@@ -97,7 +97,7 @@ def messages(seed: int, rank: int, count: int) -> list[list[tuple[torch.Tensor, 
     return found
 
 
-def conversation(comm, path: str, seed: int, count: int = 14) -> list[str]:
+def conversation(comm, path: str, seed: int, count: int = 8) -> list[str]:
     """Ranks 0 and 1 tell each other at once, several messages are under way; all others do nothing."""
     if comm.rank > 1 or comm.size == 1:
         return []

@@ -93,7 +93,6 @@ class Mode(TorchDispatchMode):
 
 def dispatch(operation, arguments, options):
     """On the host, if all that is no single number is on one device."""
-    WAITS[0] += operation._schema.name == "aten::_local_scalar_dense" and isinstance(arguments[0], Pretended)
     name, tensors = operation._schema.name, [t for t in tree_leaves((arguments, options)) if torch.is_tensor(t)]
     there = [isinstance(each, Pretended) for each in tensors]
     sized = [place for place, each in zip(there, tensors, strict=True) if each.dim()]
@@ -103,6 +102,7 @@ def dispatch(operation, arguments, options):
     if options.get("device") is not None:
         is_there = torch.device(options["device"]).type == NAME
         options = {**options, "device": torch.device("cpu")}
+    WAITS[0] += any(there) and (name == "aten::_local_scalar_dense" or name in COPIES and not is_there)
     result = operation(*tree_map(_inner, arguments), **tree_map(_inner, options))
     same = {id(_inner(each)): each for each in tensors}
     return tree_map(lambda each: same.get(id(each), _outer(each) if is_there else each), result)

@@ -17,7 +17,7 @@ def two_ranks(peers):
 
 
 @pytest.mark.parametrize("path", SAYS)
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", range(3))
 def test_what_is_taken_is_what_was_put(fresh_comm, monkeypatch, path, shared_seed, turn):
     monkeypatch.setenv(SWITCH, SAYS[path])
     assert checks.conversation(fresh_comm(), path, shared_seed + turn) == []

@@ -1,7 +1,7 @@
-"""Whether a rank's own gradients are finite, looked at before they become part of a sum.
+"""Whether gradients are finite, bucket by bucket: a rank's own before they become part of a sum, or the sums.
 
-On the host each bucket is looked at as it is complete. A device is told to look, and asked for what it saw when it has
-all its work: to wait for it at each bucket would leave it without work meanwhile.
+On the host a bucket is looked at at once. A device is told to look, and asked for all that it saw when it has all its
+work: to wait for it at each bucket would leave it without work meanwhile.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from hpctrain.model.buckets import Bucket, Buckets
 
 
-class OwnGradients:
+class Finite:
     """Of `gradients`, in one step."""
 
     def __init__(self, gradients: Buckets):
@@ -20,7 +20,7 @@ class OwnGradients:
         self._asked: list[tuple[Bucket, torch.Tensor]] = []
 
     def look_at(self, bucket: Bucket) -> None:
-        """It is complete, and still this rank's own."""
+        """As it is now."""
         if bucket.flat.device.type != "cpu":
             self._asked.append((bucket, torch.isfinite(bucket.flat.sum())))
         elif (name := self._gradients.not_finite(bucket)) is not None:
@@ -32,6 +32,7 @@ class OwnGradients:
         Of a device's bucket that is a sum by now: the first in which that is not finite.
         """
         yield from self._found
-        for bucket, is_finite in self._asked:
+        seen = torch.stack([flag for _, flag in self._asked]).cpu().tolist() if self._asked else []
+        for (bucket, _), is_finite in zip(self._asked, seen):
             if not is_finite:
                 yield self._gradients.not_finite(bucket) or bucket.names[0]
