@@ -24,8 +24,8 @@ class FlatGradients(Buckets):
 
     `allocate(nbytes)` gives the arena as a writable uint8 array or tensor, where the parameters are. A bucket is closed
     when it holds `bucket_bytes` or more. During an armed backward `on_ready(bucket number)` is called for each complete
-    bucket, in ascending order, and `on_gradient()` after each gradient; of parameters on a device by torch's thread for
-    it, while the one that called backward() stands still.
+    bucket, in ascending order, and `on_gradient()` after each gradient; of parameters on a device in a thread that
+    torch has for it, unless torch.autograd.set_multithreading_enabled(False) says otherwise.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], allocate: Callable, bucket_bytes: int):

@@ -48,7 +48,8 @@ def look(world: Group) -> Sight:
 def take(number: int | None) -> "torch.device":
     """The device that this process computes on from now on.
 
-    Convolutions in float32 are that: cuDNN would round what they multiply to TF32.
+    Convolutions in float32 are that: cuDNN would round what they multiply to TF32. And a backward runs in the thread
+    that calls it, not in one that torch has for the device: hooks call MPI, which may not allow two threads to.
     """
     import torch
 
@@ -56,4 +57,5 @@ def take(number: int | None) -> "torch.device":
         return torch.device("cpu")
     torch.cuda.set_device(number)
     torch.backends.cudnn.allow_tf32 = False
+    torch.autograd.set_multithreading_enabled(False)
     return torch.device("cuda", number)

@@ -52,6 +52,18 @@ def test_without_devices_all_train_on_the_host_and_nobody_is_asked_where_that_is
     assert config.device == "cpu" and number is None
 
 
+def test_a_rank_on_a_device_multiplies_in_float32_and_calls_its_hooks_in_one_thread(monkeypatch):
+    import torch
+
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert devices.take(None) == torch.device("cpu") and not taken
+    with torch.autograd.set_multithreading_enabled(True):
+        assert devices.take(1) == torch.device("cuda", 1) and taken == [1]
+        assert not torch._C._is_multithreading_enabled() and not torch.backends.cudnn.allow_tf32
+
+
 def test_a_device_that_cannot_be_had_is_one_line_and_leaves_no_folder(tmp_path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     argv = ["-m", "hpctrain", "--device", "cuda", "--steps", "1", "--run-dir", tmp_path / "run"]
