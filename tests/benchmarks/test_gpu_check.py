@@ -103,7 +103,9 @@ def test_an_mpi_that_takes_memory_of_the_host_only_is_an_answer(machine):
 def test_without_a_gpu_what_needs_one_says_so(tmp_path):
     if not visible_devices()[1]:
         pytest.skip("this machine has a GPU")
-    result = run([SCRIPT, "--markdown", tmp_path / "t.md"], timeout=100, env={"PYTHON": sys.executable})
+    result = run(
+        [SCRIPT, "--markdown", tmp_path / "t.md"], timeout=100, env={"PYTHON": sys.executable, "PATIENCE": "8"}
+    )
     rows = table(result.stdout)
     assert result.returncode == 1, result
     assert [name for name, row in rows.items() if row == "no GPU"] == NEED_A_GPU
