@@ -69,7 +69,6 @@ fi
 
 # ---- parts: each has its own time, and a row whatever becomes of it
 
-seconds() { tail -n 1 | awk '{ printf "%.1f us at %d bytes", $2, $1 }'; }
 rate() { tail -n 1 | awk '{ printf "%.0f MB/s at %d bytes", $2, $1 }'; }
 sums() { awk '/^[0-9]/ { printf "%s%d bytes %.1f us", sep, $1, $2; sep = ", " }'; }
 last() { tail -n 1; }
@@ -101,7 +100,7 @@ part() { # name, seconds it may take, what makes its result of the output, comma
 
 device_part() { # the same, where there is a GPU
     if [ -n "$lacks" ]; then
-        row "$1" "no GPU"
+        row "$1" "$lacks"
         failed=1
     else
         part "$@"
@@ -134,7 +133,8 @@ from hpctrain.comm.cuda_aware import ask, verdict
 sys.exit(not verdict(ask(MPI.COMM_SELF))[0])
 '
 
-lacks=$(timeout 60 "$PYTHON" -c 'from hpctrain.comm.devices import visible_devices as v; print(v()[1] or "")' 2>/dev/null) || lacks=unknown
+lacks=$(timeout 60 "$PYTHON" -c 'from hpctrain.comm.devices import visible_devices as v; print("no GPU" if v()[1] else "")' 2>/dev/null) ||
+    lacks='whether there is a GPU cannot be asked: this Python cannot load hpctrain'
 [ -n "$lacks" ] || "$PYTHON" -c 'import cupy' 2>/dev/null || lacks='no CuPy'
 [ -z "$dry" ] || lacks=''
 is_aware=''

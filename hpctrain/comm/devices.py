@@ -30,7 +30,7 @@ def visible_devices(load=ctypes.CDLL) -> tuple[list[str], str | None]:
         number = ctypes.c_int()
         _call(driver, "cuDeviceGetCount", ctypes.byref(number))
         names = [_name(driver, index) for index in range(number.value)]
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # the latter of a library that lacks a call
         return [], str(error)
     return names, None if names else "the CUDA driver shows none"
 

@@ -185,7 +185,8 @@ class Memory:
 
         while self._read and self._read[0][0].done:
             _, released, tensor = self._read.popleft()
-            self._pool.setdefault(released, []).append(tensor)
+            if released in self._wanted:
+                self._pool.setdefault(released, []).append(tensor)
         if free := self._pool.get(key):
             return free.pop()
         dtype, shape, is_there = key

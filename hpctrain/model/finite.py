@@ -22,7 +22,7 @@ class Finite:
     def look_at(self, bucket: Bucket) -> None:
         """As it is now."""
         if bucket.flat.device.type != "cpu":
-            self._asked.append((bucket, torch.isfinite(bucket.flat.sum())))
+            self._asked.append((bucket, torch.isfinite(bucket.flat).all()))
         elif (name := self._gradients.not_finite(bucket)) is not None:
             self._found.append(name)
 

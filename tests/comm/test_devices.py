@@ -100,3 +100,8 @@ print(json.dumps([*visible_devices(), "torch" in sys.modules]))"""
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     names, why, torch_loaded = json.loads(shown.stdout)
     assert bool(names) != bool(why) and not torch_loaded
+
+
+def test_a_driver_that_lacks_a_call_shows_none_and_says_which():
+    devices, why = visible_devices(load=lambda name: object())
+    assert devices == [] and "cuInit" in why

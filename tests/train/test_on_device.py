@@ -11,8 +11,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from hpctrain.comm.device_buffer import allocator
 from hpctrain.comm.mesh import Mesh
 from hpctrain.config import Config
+from hpctrain.model.finite import Finite
+from hpctrain.model.gradients import FlatGradients
 from hpctrain.model.random_state import CPU
 from hpctrain.plan.schedule import Op
 from hpctrain.train import command
@@ -210,3 +213,14 @@ def test_a_whole_run_on_devices_leaves_what_one_on_the_host_leaves(comm, shared_
     assert on_host["staged_bytes"] == 0 < on_device["staged_bytes"] and on_device["peak_device_bytes"][0] == 1
     assert on_device["environment"]["device"] == f"{DEVICE} none at all"
     part.Free()
+
+
+def test_finite_gradients_whose_sum_overflows_are_finite_on_a_device_too():
+    with pretending():
+        parameter = torch.nn.Parameter(torch.zeros(4).to(DEVICE))
+        gradients = FlatGradients({"large": parameter}, allocator(DEVICE), 1)
+        for value, found in ((3e38, []), (float("inf"), ["large"])):
+            gradients.views["large"].fill_(value)
+            looked = Finite(gradients)
+            looked.look_at(gradients.buckets[0])
+            assert list(looked.not_finite()) == found
