@@ -59,3 +59,13 @@ def take(number: int | None) -> "torch.device":
     torch.backends.cudnn.allow_tf32 = False
     torch.autograd.set_multithreading_enabled(False)
     return torch.device("cuda", number)
+
+
+def numbered(device: "torch.device | str") -> "torch.device":
+    """`device` as tensors on it say it: `cuda` alone is the current one."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -13,6 +13,7 @@ from hpctrain.model.structure import map_tensors, tensors_in
 from hpctrain.plan.grid import split_evenly
 from hpctrain.train.batches import MicroBatch
 from hpctrain.train.build import build_executor
+from hpctrain.train.devices import numbered
 from hpctrain.train.evaluation import outputs_of
 from hpctrain.train.layout import MICROBATCHES_A_STAGE
 
@@ -83,7 +84,7 @@ class Pipeline:
                 self._rows,
                 optimizer,
                 None if example is None else lambda: example,
-                device=torch.device(device),
+                device=numbered(device),
             )
 
     @property

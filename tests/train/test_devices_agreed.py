@@ -64,6 +64,14 @@ def test_a_rank_on_a_device_multiplies_in_float32_and_calls_its_hooks_in_one_thr
         assert not torch._C._is_multithreading_enabled() and not torch.backends.cudnn.allow_tf32
 
 
+def test_a_device_without_a_number_is_the_current_one(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    named = ["cuda", "cuda:1", "cpu", torch.device("cuda")]
+    assert [str(devices.numbered(each)) for each in named] == ["cuda:2", "cuda:1", "cpu", "cuda:2"]
+
+
 def test_a_device_that_cannot_be_had_is_one_line_and_leaves_no_folder(tmp_path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     argv = ["-m", "hpctrain", "--device", "cuda", "--steps", "1", "--run-dir", tmp_path / "run"]
