@@ -16,16 +16,16 @@ class HostCopy:
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
-        self.is_one = tensor.device.type == "cpu"
-        self.host = tensor if self.is_one else empty_like(tensor)
+        self._is_one = tensor.device.type == "cpu"
+        self.host = tensor if self._is_one else empty_like(tensor)
 
     def fetch(self) -> torch.Tensor:
         """`host`, with what the tensor holds."""
-        if not self.is_one:
+        if not self._is_one:
             self.host.copy_(self._tensor)
         return self.host
 
     def store(self) -> None:
         """Gives the tensor what `host` holds."""
-        if not self.is_one:
+        if not self._is_one:
             self._tensor.copy_(self.host)

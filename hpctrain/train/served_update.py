@@ -102,7 +102,7 @@ class ServedUpdate(Update):
             self._pulls[step] = [self.client.pull(clock, self._memory())]
             self._pulls[step] += [self.client.pull_gradient(table, clock) for table in self._numbers.values()]
         else:
-            into = self.flat if self._on_host and not self._window else self._memory()
+            into = self._memory() if self._window else self._weights_memory()
             self._pulls[step] = [self.client.pull(clock, into, ahead=self._window > 0)]
 
     def _pull(self, action: Action) -> None:
@@ -130,13 +130,22 @@ class ServedUpdate(Update):
         if pulls and self.steps:
             self._apply(*pulls, step=step - 1)
         for pull in pulls:
-            if pull.table < 0 and pull.values is not self.flat:
-                if not self.steps:
-                    self.flat.copy_(pull.values)
-                self._unused.append(pull.values)
+            if pull.table < 0:
+                self._take_over(pull.values)
 
     def _memory(self) -> torch.Tensor:
         return self._unused.pop() if self._unused else empty_like(self.flat)
+
+    def _weights_memory(self) -> torch.Tensor:
+        """Where weights come to that nobody computes with meanwhile: the parameters themselves, if they are here."""
+        return self.flat if self._on_host else self._memory()
+
+    def _take_over(self, values: torch.Tensor) -> None:
+        """What came for the dense part: the weights, where this worker does not step itself."""
+        if values is not self.flat:
+            if not self.steps:
+                self.flat.copy_(values)
+            self._unused.append(values)
 
     def _apply(self, dense: Pull, *tables: Pull, step: int) -> None:
         """One step of this worker's copy, with the gradient of all."""
@@ -218,8 +227,8 @@ class ServedUpdate(Update):
 
     def _read_all(self, step: int) -> None:
         """As all workers have left it after so many steps."""
-        weights = HostCopy(self.flat)
-        self._read = self.client.pull(step, weights.host, bound=0).wait().versions
-        weights.store()
+        pull = self.client.pull(step, self._weights_memory(), bound=0).wait()
+        self._read = pull.versions
+        self._take_over(pull.values)
         if self.lookups is not None and isinstance(self.lookups.source, ServedRows):
             self.lookups.source.clock = step
