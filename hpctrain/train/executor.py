@@ -91,12 +91,13 @@ class Executor:
                 computed = 0.0
             began = time.perf_counter()
             self._progress.begin((action, step + number))
-            counts = self._is_timed and action.op in COMPUTES and not self.passes.is_empty(action)
+            counts = action.op in COMPUTES and not self.passes.is_empty(action)
             self._arm(action)
             self._methods[action.op](action)
             ended = time.perf_counter()
             if counts:
-                self.timing.add(action.op, began, ended)
+                if self._is_timed:
+                    self.timing.add(action.op, began, ended)
                 computed += ended - began
             for watch in self.watchers:
                 watch(action, step + number, began, ended)

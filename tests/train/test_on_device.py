@@ -7,6 +7,7 @@ code for devices, staged through the host's memory or handed to mpi4py as memory
 import json
 from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,3 +225,13 @@ def test_finite_gradients_whose_sum_overflows_are_finite_on_a_device_too():
             looked = Finite(gradients)
             looked.look_at(gradients.buckets[0])
             assert list(looked.not_finite()) == found
+
+
+def test_a_rank_is_slowed_on_a_device_too():
+    config = settled(Config(steps=1, num_microbatches=2), 1)
+    told = []
+    with pretending(), Mesh() as mesh:
+        executor = build_executor(config, task_of("text"), mesh, device=DEVICE)
+        executor.straggle = SimpleNamespace(after=lambda step, seconds: told.append(seconds))
+        Trainer(config, executor, mesh, lambda line: None).train()
+    assert len(told) == 1 and told[0] > 0 and not executor.timing.runs[0], "what it takes the device is not known"
