@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.comm.cuda_aware import takes_device_memory
-from hpctrain.comm.parcels import Arrival, Memory, Parcel, parcel_of
+from hpctrain.comm.parcels import Arrival, Memory, Parcel, dtype_name, parcel_of
 from hpctrain.comm.progress import Progress, take_back
 from hpctrain.comm.tags import CHANNELS
 
@@ -55,7 +55,7 @@ class Sender:
 
         Waits where so many new descriptions are under way that tags would come again.
         """
-        described = json.dumps([note, [[_dtype(e), list(e.shape), e.device.type != "cpu"] for e in tensors]])
+        described = json.dumps([note, [[dtype_name(e), list(e.shape), e.device.type != "cpu"] for e in tensors]])
         is_new = described != self._described
         if is_new:
             self.wait_for_room(NUM_PAYLOADS // 2)
@@ -209,7 +209,3 @@ class Receiver:
     def _key(self, dtype: str, shape: list[int], left_device: bool) -> tuple:
         """Of the memory that it comes to."""
         return dtype, tuple(shape), left_device and self._memory.home is not None
-
-
-def _dtype(tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -89,6 +89,11 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Which torch has an attribute of."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 class Arrival:
     """A tensor that is to come, into memory of the host."""
 
@@ -172,7 +177,7 @@ class Memory:
     def release(self, tensor: torch.Tensor) -> None:
         """Nobody is told to read it any more; a device may do so yet, which was told before."""
         is_there = tensor.device.type != "cpu"
-        key = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), is_there)
+        key = (dtype_name(tensor), tuple(tensor.shape), is_there)
         if key not in self._wanted:
             return
         if is_there:

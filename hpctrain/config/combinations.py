@@ -72,10 +72,6 @@ def check_reduce_dtype(config: "Config") -> None:
         )
     if config.reduce_dtype == "float32" and config.precision == "float64":
         raise UsageError("--reduce-dtype float32: gradients of --precision float64 travel as they are; leave it out")
-    if config.reduce_dtype == "bfloat16" and config.servers and config.dense_via == "ps":
-        raise UsageError(
-            "--reduce-dtype bfloat16: gradients go to the --servers; leave it out, or take --dense-via ring"
-        )
 
 
 def check_rank_loss(config: "Config") -> None:

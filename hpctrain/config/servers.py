@@ -42,16 +42,15 @@ def check_servers(config: Config) -> None:
         raise UsageError(f"--servers {config.servers}: --schedule {config.schedule} is for stages; take 1f1b")
     if config.on_nan == "skip":
         raise UsageError("--on-nan skip: with --servers no worker waits for all to agree; take stop")
-    if config.allreduce != "auto" and config.dense_via == "ps":
-        raise UsageError(
-            f"--allreduce {config.allreduce}: gradients go to the --servers; leave it out, or take --dense-via ring"
-        )
-    if config.tuning is not None and config.dense_via == "ps":
-        raise UsageError("--tuning: gradients go to the --servers; leave it out, or take --dense-via ring")
-    if config.compress != "none" and config.dense_via == "ps":
-        raise UsageError(
-            f"--compress {config.compress}: gradients go to the --servers; leave it out, or take --dense-via ring"
-        )
+    of_the_ring = {
+        f"--allreduce {config.allreduce}": config.allreduce != "auto",
+        "--tuning": config.tuning is not None,
+        f"--compress {config.compress}": config.compress != "none",
+        f"--reduce-dtype {config.reduce_dtype}": config.reduce_dtype == "bfloat16",
+    }
+    flag = next((flag for flag, is_given in of_the_ring.items() if is_given), None)
+    if flag is not None and config.dense_via == "ps":
+        raise UsageError(f"{flag}: gradients go to the --servers; leave it out, or take --dense-via ring")
     _check_staleness(config)
     _check_update(config)
 
